@@ -1,0 +1,515 @@
+"""Privacy accounting of sampled Gaussian mechanisms, by RDP and by PLD.
+
+A mechanism is described by dp-accounting's events and interpreted by its
+accountants; this module chooses their settings in one place, composes lists of
+events, and solves for the noise or for the number of steps.
+
+Formal guarantees: every epsilon and delta is an upper bound for the release of
+the result of *every* step, under the relation in which two data sets are
+neighbours when one example of one is missing from (or replaced by an empty one
+in) the other. `"rdp"` bounds the Rényi divergence at each of `RDP_ORDERS`;
+`"pld"` rounds the privacy loss up on a grid, and is nearly exact. Both bound
+the same quantity, so the smaller of the two holds as well.
+
+Reference:
+  - [Rényi Differential Privacy of the Sampled Gaussian Mechanism](
+    https://arxiv.org/abs/1908.10530)
+  - [The Discrete Gaussian for Differential Privacy, Proposition 12](
+    https://arxiv.org/abs/2004.00010)
+  - [Connect the Dots: Tighter Discrete Approximations of Privacy Loss
+    Distributions](https://arxiv.org/abs/2207.04380)
+"""
+
+import collections
+import contextlib
+import functools
+import logging
+import math
+import operator
+
+import dp_accounting
+import numpy as np
+from dp_accounting.rdp import rdp_privacy_accountant
+
+ACCOUNTANTS = ("rdp", "pld")
+
+RDP_ORDERS = tuple(
+    float(order)
+    for order in sorted(
+        {*rdp_privacy_accountant.DEFAULT_RDP_ORDERS, *range(64, 257)}
+    )
+)
+
+PLD_INTERVAL = 1e-4
+
+_MOST_STEPS = 2**40
+
+# How to search for a budget's limit: with the cheap accountant first, then from
+# its answer on with the dear one.
+_Stage = collections.namedtuple("_Stage", "accountant interval stride")
+_STAGES = {
+    "rdp": (_Stage("rdp", PLD_INTERVAL, 2),),
+    "pld": (
+        _Stage("rdp", PLD_INTERVAL, 2),
+        _Stage("pld", 10 * PLD_INTERVAL, 1.1),
+        _Stage("pld", PLD_INTERVAL, 1.001),
+    ),
+}
+
+
+def epsilon(*, noise_multiplier, sampling_rate, steps, delta, accountant="rdp"):
+    """Epsilon that identical steps of a sampled Gaussian mechanism spend.
+
+    Args:
+        noise_multiplier: float, standard deviation of the noise divided by the
+            sensitivity. 0 means no noise: epsilon is then infinite.
+        sampling_rate: float in (0, 1], probability with which a step draws each
+            example, independently of all others (Poisson sampling). 1 means
+            that every step may see every example, hence no amplification.
+        steps: int, number of steps.
+        delta: float in (0, 1).
+        accountant: str, `"rdp"` or `"pld"`. Defaults to `"rdp"`.
+
+    Returns:
+        A float, the epsilon at `delta`.
+
+    Raises:
+        ValueError: If an argument is out of its range.
+
+    Example:
+
+    ```python
+    tf_dpsub.accounting.epsilon(
+        noise_multiplier=1.3, sampling_rate=150 / 60000, steps=6000, delta=1e-5
+    )  # 0.724
+    ```
+    """
+    event = sampled_gaussian(noise_multiplier, sampling_rate)
+    return composed_epsilon(
+        [dp_accounting.SelfComposedDpEvent(event, _check_steps(steps))],
+        delta=delta,
+        accountant=accountant,
+    )
+
+
+def delta(*, noise_multiplier, sampling_rate, steps, epsilon, accountant="rdp"):
+    """Delta that identical steps of a sampled Gaussian mechanism spend.
+
+    Args:
+        noise_multiplier: float, as in `epsilon`.
+        sampling_rate: float in (0, 1], as in `epsilon`.
+        steps: int, number of steps.
+        epsilon: float, > 0.
+        accountant: str, `"rdp"` or `"pld"`. Defaults to `"rdp"`.
+
+    Returns:
+        A float, the delta at `epsilon`.
+
+    Raises:
+        ValueError: If an argument is out of its range.
+    """
+    event = sampled_gaussian(noise_multiplier, sampling_rate)
+    return composed_delta(
+        [dp_accounting.SelfComposedDpEvent(event, _check_steps(steps))],
+        epsilon=epsilon,
+        accountant=accountant,
+    )
+
+
+def noise_multiplier(*, epsilon, delta, sampling_rate, steps, accountant="rdp"):
+    """Smallest noise multiplier with which the steps keep the budget.
+
+    Args:
+        epsilon: float, > 0, the budget.
+        delta: float in (0, 1).
+        sampling_rate: float in (0, 1], as in `epsilon`.
+        steps: int, > 0, number of steps.
+        accountant: str, `"rdp"` or `"pld"`. Defaults to `"rdp"`.
+
+    Returns:
+        A float. The epsilon that it spends never exceeds the budget, and is
+        within a relative 1e-4 of it, unless the budget is below what the
+        accountant can resolve.
+
+    Raises:
+        ValueError: If an argument is out of its range, or if no noise keeps
+            the budget.
+    """
+    _check_epsilon(epsilon)
+    _check_delta(delta)
+    _check_accountant(accountant)
+    if _check_steps(steps) == 0:
+        raise ValueError(
+            "Expected steps > 0, got 0. Without a step any noise multiplier "
+            "keeps the budget."
+        )
+
+    @functools.cache
+    def excess(candidate, stage):
+        event = sampled_gaussian(candidate, sampling_rate)
+        return _excess(
+            [dp_accounting.SelfComposedDpEvent(event, steps)],
+            epsilon,
+            delta,
+            stage,
+        )
+
+    enough = 1.0
+    for stage in _STAGES[accountant]:
+        while excess(enough, stage) > 0:
+            enough *= stage.stride
+            if enough > 1e12:
+                raise ValueError(
+                    "Expected a budget that some noise can keep, got "
+                    f"epsilon={epsilon}, delta={delta} over {steps} steps at "
+                    f"sampling rate {sampling_rate}. Raise epsilon or delta, "
+                    "or take fewer steps."
+                )
+        too_little = enough / stage.stride
+        while excess(too_little, stage) <= 0:
+            enough, too_little = too_little, too_little / stage.stride
+        enough = _narrow(
+            functools.partial(excess, stage=stage), enough, too_little
+        )
+    return enough
+
+
+def steps(*, epsilon, delta, noise_multiplier, sampling_rate, accountant="rdp"):
+    """Largest number of steps that keeps the budget.
+
+    Args:
+        epsilon: float, > 0, the budget.
+        delta: float in (0, 1).
+        noise_multiplier: float, as in `epsilon`.
+        sampling_rate: float in (0, 1], as in `epsilon`.
+        accountant: str, `"rdp"` or `"pld"`. Defaults to `"rdp"`.
+
+    Returns:
+        An int, 0 if not even one step fits; at most 2**40.
+
+    Raises:
+        ValueError: If an argument is out of its range.
+    """
+    return further_steps(
+        sampled_gaussian(noise_multiplier, sampling_rate),
+        epsilon=epsilon,
+        delta=delta,
+        accountant=accountant,
+    )
+
+
+def sampled_gaussian(noise_multiplier, sampling_rate):
+    """The dp-accounting event of one step.
+
+    Args:
+        noise_multiplier: float, >= 0, as in `epsilon`.
+        sampling_rate: float in (0, 1], as in `epsilon`.
+
+    Returns:
+        A `dp_accounting.DpEvent`.
+
+    Raises:
+        ValueError: If an argument is out of its range.
+    """
+    if not 0 <= noise_multiplier < math.inf:
+        raise ValueError(
+            f"Expected 0 <= noise_multiplier < inf, got {noise_multiplier}. It "
+            "is the standard deviation of the noise divided by the clip."
+        )
+    if not 0 < sampling_rate <= 1:
+        raise ValueError(
+            f"Expected 0 < sampling_rate <= 1, got {sampling_rate}. It is the "
+            "expected batch size divided by the number of examples."
+        )
+    if noise_multiplier == 0:
+        return dp_accounting.NonPrivateDpEvent()
+    gaussian = dp_accounting.GaussianDpEvent(float(noise_multiplier))
+    if sampling_rate == 1:
+        return gaussian
+    return dp_accounting.PoissonSampledDpEvent(float(sampling_rate), gaussian)
+
+
+def composed_epsilon(
+    events,
+    *,
+    delta,
+    accountant="rdp",
+    orders=RDP_ORDERS,
+    interval=PLD_INTERVAL,
+):
+    """Epsilon of mechanisms that ran one after another on the same data.
+
+    Args:
+        events: iterable of `dp_accounting.DpEvent`. Self-composed and composed
+            events may be nested.
+        delta: float in (0, 1).
+        accountant: str, `"rdp"` or `"pld"`. Defaults to `"rdp"`.
+        orders: tuple of floats, the Rényi orders that `"rdp"` tries. Defaults
+            to `RDP_ORDERS`.
+        interval: float, spacing of the grid on which `"pld"` rounds privacy
+            losses up. Defaults to `PLD_INTERVAL`.
+
+    Returns:
+        A float, 0.0 for no events, infinite if one event is not private.
+
+    Raises:
+        ValueError: If `delta` or `accountant` is out of its range.
+        dp_accounting.UnsupportedEventError: If the accountant has no bound for
+            one of the events.
+    """
+    _check_delta(delta)
+    _check_accountant(accountant)
+    totals = _totals(events)
+    if not totals:
+        return 0.0
+    spent, _ = dp_accounting.rdp.compute_epsilon(
+        orders, _composed_curve(totals, orders), delta
+    )
+    if math.isnan(spent):
+        return math.inf
+    if accountant == "pld" and 0 < spent < math.inf:
+        spent = min(spent, _pld_epsilon(totals, delta, spent, interval))
+    return float(spent)
+
+
+def composed_delta(events, *, epsilon, accountant="rdp"):
+    """Delta of mechanisms that ran one after another on the same data.
+
+    Args:
+        events: iterable of `dp_accounting.DpEvent`, as in `composed_epsilon`.
+        epsilon: float, > 0.
+        accountant: str, `"rdp"` or `"pld"`. Defaults to `"rdp"`.
+
+    Returns:
+        A float, 0.0 for no events, 1.0 if one event is not private.
+
+    Raises:
+        ValueError: If `epsilon` or `accountant` is out of its range.
+        dp_accounting.UnsupportedEventError: If the accountant has no bound for
+            one of the events.
+    """
+    _check_epsilon(epsilon)
+    _check_accountant(accountant)
+    totals = _totals(events)
+    if not totals:
+        return 0.0
+    curve = _composed_curve(totals, RDP_ORDERS)
+    scale, _ = dp_accounting.rdp.compute_epsilon(RDP_ORDERS, curve, 1e-5)
+    spent, _ = rdp_privacy_accountant.compute_delta(RDP_ORDERS, curve, epsilon)
+    if math.isnan(spent):
+        return 1.0
+    if accountant == "pld" and spent > 0 and math.isfinite(scale):
+        with np.errstate(over="ignore"):
+            spent = min(spent, _pld(totals, scale).get_delta(epsilon))
+    return float(spent)
+
+
+def further_steps(event, *, epsilon, delta, accountant="rdp", spent=()):
+    """Largest number of steps that still fits into a budget.
+
+    Args:
+        event: `dp_accounting.DpEvent` of one step.
+        epsilon: float, > 0, the whole budget.
+        delta: float in (0, 1).
+        accountant: str, `"rdp"` or `"pld"`. Defaults to `"rdp"`.
+        spent: iterable of `dp_accounting.DpEvent`, what ran before. Defaults
+            to nothing.
+
+    Returns:
+        An int, 0 if not even one step fits; at most 2**40.
+
+    Raises:
+        ValueError: If an argument is out of its range.
+    """
+    _check_epsilon(epsilon)
+    spent = tuple(spent)
+
+    @functools.cache
+    def excess(count, stage):
+        further = dp_accounting.SelfComposedDpEvent(event, count)
+        return _excess([*spent, further], epsilon, delta, stage)
+
+    fits = 1
+    for stage in _STAGES[accountant]:
+        while fits > 0 and excess(fits, stage) > 0:
+            fits = int(fits / stage.stride)
+        too_many = fits + 1
+        while excess(too_many, stage) <= 0:
+            if too_many >= _MOST_STEPS:
+                return _MOST_STEPS
+            fits, too_many = too_many, math.ceil(too_many * stage.stride)
+        if fits > 0:
+            fits = _narrow(
+                functools.partial(excess, stage=stage),
+                fits,
+                too_many,
+                whole=True,
+            )
+    return fits
+
+
+def _totals(events):
+    """Maps each elementary event to the number of times that it ran."""
+    totals = collections.Counter()
+
+    def add(event, count):
+        if isinstance(event, dp_accounting.SelfComposedDpEvent):
+            add(event.event, count * event.count)
+        elif isinstance(event, dp_accounting.ComposedDpEvent):
+            for part in event.events:
+                add(part, count)
+        elif count and not isinstance(event, dp_accounting.NoOpDpEvent):
+            totals[event] += count
+
+    for event in events:
+        add(event, 1)
+    return totals
+
+
+def _composed_curve(totals, orders):
+    orders = tuple(orders)
+    curve = np.zeros(len(orders))  # [orders]
+    for event, count in totals.items():
+        curve += count * _curve(event, orders)
+    return curve
+
+
+@functools.lru_cache(maxsize=256)
+def _curve(event, orders):
+    """Rényi divergence of one event at each order: the costly part, so kept."""
+    accountant = dp_accounting.rdp.RdpAccountant(orders)
+    with _without_order_warnings():
+        accountant.compose(event)
+    # dp-accounting offers the curve in no other way. What lies below float64's
+    # rounding can come out as 0 or negative, which would be read as "free".
+    return np.maximum(accountant._rdp, 1e-14)
+
+
+def _pld_epsilon(totals, delta, scale, interval):
+    if all(isinstance(e, dp_accounting.GaussianDpEvent) for e in totals):
+        # A composition of Gaussians is one Gaussian, whose privacy loss
+        # distribution needs no grid.
+        precision = sum(
+            count / event.noise_multiplier**2 for event, count in totals.items()
+        )
+        return dp_accounting.get_epsilon_gaussian(precision**-0.5, delta)
+    # Losses beyond the range of exp become infinite, hence are rounded up.
+    with np.errstate(over="ignore"):
+        return _pld(totals, scale, interval).get_epsilon(delta)
+
+
+def _pld(totals, scale, interval=PLD_INTERVAL):
+    """PLD accountant of the composition, for epsilons up to about `scale`.
+
+    The grid spans several times `scale`. Above 100 its interval widens, which
+    keeps time and memory small and the result an upper bound.
+    """
+    accountant = dp_accounting.pld.PLDAccountant(
+        value_discretization_interval=(
+            interval if scale <= 100 else max(interval, scale * 1e-5)
+        )
+    )
+    for event, count in totals.items():
+        accountant.compose(event, count)
+    return accountant
+
+
+@contextlib.contextmanager
+def _without_order_warnings():
+    """Silences one warning for each Rényi order that cannot be evaluated.
+
+    Leaving an order out only loosens the bound, and for little noise it happens
+    at several orders of every evaluation.
+    """
+
+    def keep(record):
+        return not str(record.msg).startswith("_compute_log_a_frac failed")
+
+    logger = logging.getLogger("absl")
+    logger.addFilter(keep)
+    try:
+        yield
+    finally:
+        logger.removeFilter(keep)
+
+
+def _narrow(excess, inside, outside, whole=False):
+    """Narrows a bracket around the point where a budget is just kept.
+
+    False position on log-log axes, on which epsilon is nearly a straight line;
+    halving the end that is kept (Illinois) makes it converge from both sides.
+
+    Args:
+        excess: callable, log of the epsilon spent at x over the budget.
+        inside: number with `excess(inside) <= 0`.
+        outside: number with `excess(outside) > 0`.
+        whole: bool, whether x is a whole number. Defaults to `False`.
+
+    Returns:
+        A number with `excess <= 0`: the last one before the budget breaks if
+        `whole`, else within a relative 5e-5 of the budget.
+    """
+    at_inside = low = excess(inside)
+    high = excess(outside)
+    while True:
+        if whole and abs(outside - inside) <= 1:
+            return inside
+        if not whole and (
+            at_inside > -5e-5 or abs(outside - inside) <= 1e-9 * inside
+        ):
+            return inside
+        share = min(max(low / (low - high), 0.01), 0.99)
+        point = inside * (outside / inside) ** share
+        if whole:
+            point = min(max(round(point), inside + 1), outside - 1)
+        value = excess(point)
+        if value <= 0:
+            inside, at_inside, low, high = point, value, value, high / 2
+        else:
+            outside, low, high = point, low / 2, value
+
+
+def _excess(events, epsilon, delta, stage):
+    """log(epsilon spent / budget), finite also where nothing or all is spent."""
+    spent = composed_epsilon(
+        events,
+        delta=delta,
+        accountant=stage.accountant,
+        interval=stage.interval,
+    )
+    if spent == 0:
+        return -700.0
+    return min(math.log(spent) - math.log(epsilon), 700.0)
+
+
+def _check_accountant(accountant):
+    if accountant not in ACCOUNTANTS:
+        raise ValueError(
+            f"Expected accountant to be one of {ACCOUNTANTS}, got "
+            f"{accountant!r}."
+        )
+
+
+def _check_delta(delta):
+    if not 0 < delta < 1:
+        raise ValueError(
+            f"Expected 0 < delta < 1, got {delta}. It should lie well below "
+            "1 / (number of examples)."
+        )
+
+
+def _check_epsilon(epsilon):
+    if not 0 < epsilon < math.inf:
+        raise ValueError(f"Expected 0 < epsilon < inf, got {epsilon}.")
+
+
+def _check_steps(steps):
+    try:
+        count = operator.index(steps)
+    except TypeError:
+        count = -1
+    if count < 0:
+        raise ValueError(
+            f"Expected steps to be a whole number >= 0, got {steps!r}."
+        )
+    return count

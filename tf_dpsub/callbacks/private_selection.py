@@ -1,0 +1,69 @@
+"""Callbacks that steer a run by private results."""
+
+import keras
+
+_CURE = (
+    "Declare the validation data public with "
+    "`fit(..., validation_data_is_public=True)`, monitor a `val_` metric of it, "
+    "or pass `allow_private_selection=True`: the statement then says that "
+    "epsilon does not cover the selection."
+)
+
+
+def reads_private_results(callbacks, validation_data_is_public):
+    """Names the callbacks whose decisions depend on private data.
+
+    Formal guarantees: what a callback of Keras decides by a training metric,
+    or by validation data that was not declared public, is chosen by looking at
+    private data, and not covered by any epsilon. Callbacks of others cannot be
+    known: those of KerasTuner are, by their module.
+
+    Args:
+        callbacks: list of `keras.callbacks.Callback`, or a `CallbackList`.
+        validation_data_is_public: bool.
+
+    Returns:
+        List of strings, such as `"EarlyStopping(monitor='loss')"`.
+    """
+    callbacks = getattr(callbacks, "callbacks", callbacks) or []
+    if isinstance(callbacks, keras.callbacks.Callback):
+        callbacks = [callbacks]
+    found = []
+    for callback in callbacks:
+        name = type(callback).__name__
+        if isinstance(callback, keras.callbacks.TerminateOnNaN):
+            found.append(name)
+        elif type(callback).__module__.startswith("keras_tuner"):
+            found.append(name)
+        elif _selects(callback):
+            monitor = callback.monitor
+            if not (
+                validation_data_is_public and str(monitor).startswith("val_")
+            ):
+                found.append(f"{name}(monitor={monitor!r})")
+    return found
+
+
+def _selects(callback):
+    if isinstance(callback, keras.callbacks.ModelCheckpoint):
+        return callback.save_best_only
+    return isinstance(
+        callback,
+        (keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau),
+    )
+
+
+def require_public_selection(callbacks, validation_data_is_public):
+    """Raises unless all callbacks decide by public results alone.
+
+    Args: as `reads_private_results`.
+
+    Raises:
+        ValueError: names the callbacks and the cure.
+    """
+    found = reads_private_results(callbacks, validation_data_is_public)
+    if found:
+        raise ValueError(
+            f"Expected callbacks that do not steer by private results, got "
+            f"{', '.join(found)}. {_CURE}"
+        )

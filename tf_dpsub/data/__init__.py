@@ -1,0 +1,6 @@
+"""Data for private training: named data sets and Poisson-sampled batches."""
+
+from tf_dpsub.data.datasets import Dataset, load
+from tf_dpsub.data.poisson_batches import PoissonBatches
+
+__all__ = ["Dataset", "PoissonBatches", "load"]

@@ -1,0 +1,226 @@
+"""Named data sets, split into private, public and test examples."""
+
+import dataclasses
+import difflib
+import os
+
+import numpy as np
+
+NAMES = (
+    "digits",
+    "mnist",
+    "fashion_mnist",
+    "cifar10",
+    "svhn_cropped",
+    "glue/sst2",
+)
+
+_INPUT_FEATURES = ("image", "sentence", "text")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Dataset:
+    """A classification data set in memory.
+
+    Inputs are float32 images `[examples, height, width, channels]` in [0, 1],
+    or an object array of `str`, `[examples]`. Labels are int64, `[examples]`.
+
+    Attributes:
+        name: str, the name it was loaded by.
+        x_train: array, inputs of the private training examples.
+        y_train: array, their labels.
+        x_public: array, inputs of the public examples; none of them is in
+            `x_train`.
+        y_public: array, their labels.
+        x_test: array, inputs of the test examples.
+        y_test: array, their labels.
+        num_classes: int, number of classes.
+    """
+
+    name: str
+    x_train: np.ndarray
+    y_train: np.ndarray
+    x_public: np.ndarray
+    y_public: np.ndarray
+    x_test: np.ndarray
+    y_test: np.ndarray
+    num_classes: int
+
+    @property
+    def input_shape(self):
+        """Shape of one input: `()` for text."""
+        return self.x_train.shape[1:]
+
+
+def load(name, data_dir=None, *, public=0, seed=0, private=None):
+    """Loads a data set by name and splits it by a seeded permutation.
+
+    The training split is shuffled by `seed`; the first `private` examples are
+    for private training, the `public` ones after them play the public data.
+    The same seed gives the same private examples however many are public. The
+    test split is whole.
+
+    `"digits"`, scikit-learn's 1,797 real 8×8 digits, is embedded there and
+    needs no download; 20 % of it, drawn by `seed`, is the test split. Every
+    other name is a TensorFlow Datasets name whose features are an image or a
+    text, and a class label. Where the labels of its test split are hidden (as
+    in GLUE), the validation split is the test split.
+
+    Args:
+        name: str, for instance `"digits"`, `"mnist"`, `"fashion_mnist"`,
+            `"cifar10"`, `"svhn_cropped"`, `"glue/sst2"`.
+        data_dir: str or path, folder of prepared TensorFlow Datasets. A given
+            folder is only read. Defaults to `None`: the environment variable
+            `TFDS_DATA_DIR`, or else the default folder of TensorFlow
+            Datasets, into which a missing set is downloaded.
+        public: int, number of public examples. Defaults to `0`.
+        seed: int, seed of the permutation. Defaults to `0`.
+        private: int, number of private examples. Defaults to `None`, all
+            that remain.
+
+    Returns:
+        A `Dataset`.
+
+    Raises:
+        ValueError: if no data set has that name, if the folder does not hold
+            it, if it is no classification of images or texts, or if the
+            training split has fewer than `private + public` examples.
+
+    Example:
+
+    ```python
+    data = tf_dpsub.data.load("mnist", private=10_000, public=100)
+    ```
+    """
+    if name == "digits":
+        train, test, num_classes = _digits(seed)
+    else:
+        train, test, num_classes = _from_tfds(name, data_dir)
+    examples = len(train[1])
+    private, public = _checked_sizes(name, examples, private, public)
+    order = np.random.default_rng(seed).permutation(examples)
+    own, others = order[:private], order[private : private + public]
+    x, y = train
+    return Dataset(
+        name=name,
+        x_train=_inputs(x[own]),
+        y_train=y[own],
+        x_public=_inputs(x[others]),
+        y_public=y[others],
+        x_test=_inputs(test[0]),
+        y_test=test[1],
+        num_classes=num_classes,
+    )
+
+
+def _checked_sizes(name, examples, private, public):
+    if public < 0:
+        raise ValueError(f"Expected public >= 0, got {public}.")
+    if private is None:
+        private = max(examples - public, 1)
+    if private < 1:
+        raise ValueError(f"Expected private >= 1, got {private}.")
+    if private + public > examples:
+        raise ValueError(
+            f"Expected private + public <= {examples}, the training examples "
+            f"of {name!r}, got {private} + {public}. Public examples are "
+            "never private ones too: ask for fewer."
+        )
+    return private, public
+
+
+def _digits(seed):
+    from sklearn import datasets
+
+    digits = datasets.load_digits()
+    x = (digits.images[..., np.newaxis] / 16).astype(np.float32)
+    y = digits.target.astype(np.int64)
+    order = np.random.default_rng([seed, 1]).permutation(len(y))
+    test, train = np.split(order, [len(y) // 5])
+    return (x[train], y[train]), (x[test], y[test]), 10
+
+
+def _from_tfds(name, data_dir):
+    builder = _prepared_builder(name, data_dir)
+    features = builder.info.features
+    inputs = [key for key in _INPUT_FEATURES if key in features]
+    labelled = "label" in features and hasattr(features["label"], "num_classes")
+    if not (inputs and labelled):
+        raise ValueError(
+            f"Expected a data set with a class 'label' and one of "
+            f"{_INPUT_FEATURES}, got {name!r} with the features "
+            f"{sorted(features)}. Load it yourself and pass arrays to fit."
+        )
+    key = inputs[0]
+    if None in features[key].shape:
+        raise ValueError(
+            f"Expected images of one size, got {name!r} with images of shape "
+            f"{features[key].shape}. Resize them yourself and pass arrays to "
+            "fit."
+        )
+    train = _read(builder, "train", key)
+    return train, _read_test(builder, key), features["label"].num_classes
+
+
+def _prepared_builder(name, data_dir):
+    import tensorflow_datasets as tfds
+
+    folder = data_dir or os.environ.get("TFDS_DATA_DIR")
+    try:
+        builder = tfds.builder(name, data_dir=folder)
+    except ValueError as error:
+        known = set(tfds.list_builders(with_community_datasets=False))
+        if name.partition("/")[0] in known:
+            raise
+        close = difflib.get_close_matches(name, {*NAMES, *known}, n=3)
+        hint = f" Close matches: {', '.join(close)}." if close else ""
+        raise ValueError(
+            f"Expected the name of a data set: {', '.join(NAMES)}, or any "
+            "other image or text classification of TensorFlow Datasets, got "
+            f"{name!r}.{hint}"
+        ) from error
+    if not builder.is_prepared():
+        if folder is not None:
+            raise ValueError(
+                f"Expected the data folder {os.fspath(folder)!r} to hold "
+                f"{builder.info.full_name!r}, got no such prepared data set "
+                f"there. Prepare it with `tfds build {name} --data_dir "
+                f"{os.fspath(folder)}`, name another folder, or give no "
+                "data_dir and unset TFDS_DATA_DIR to download it."
+            )
+        builder.download_and_prepare()
+    return builder
+
+
+def _read(builder, split, key):
+    import tensorflow_datasets as tfds
+
+    # Files one after the other, uncached: twice as fast for a single pass.
+    config = tfds.ReadConfig(try_autocache=False, interleave_cycle_length=1)
+    data = builder.as_dataset(
+        split=split, batch_size=-1, shuffle_files=False, read_config=config
+    )
+    return data[key].numpy(), data["label"].numpy()
+
+
+def _read_test(builder, key):
+    for split in ("test", "validation"):
+        if split in builder.info.splits:
+            x, y = _read(builder, split, key)
+            # A negative label stands for a hidden one.
+            if y.min() >= 0:
+                return x, y
+    raise ValueError(
+        "Expected a test or validation split with labels, got "
+        f"{builder.info.full_name!r} with the splits "
+        f"{sorted(builder.info.splits)}. Load it yourself and pass arrays to "
+        "fit."
+    )
+
+
+def _inputs(x):
+    if x.dtype == object:
+        return np.array([text.decode() for text in x], dtype=object)
+    if np.issubdtype(x.dtype, np.integer):
+        return x.astype(np.float32) / np.float32(np.iinfo(x.dtype).max)
+    return x

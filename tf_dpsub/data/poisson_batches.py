@@ -1,0 +1,373 @@
+"""Batches in which every example is drawn independently."""
+
+import collections
+import itertools
+import math
+import numbers
+import secrets
+
+import keras
+import numpy as np
+import tensorflow as tf
+from scipy import stats
+
+# Probability that a draw needs more rows than the capacity. Such a draw is
+# padded to a multiple of it: this number steers speed and memory only.
+_TAIL = 1e-12
+
+
+class PoissonBatches:
+    """Draws every example independently, with the same probability.
+
+    At every step each of the `n` examples is in the batch with probability
+    `q = batch_size / n`, independently of the others and of earlier steps.
+    Batches therefore differ in size, and in one "epoch" of
+    `ceil(n / batch_size)` steps about 63 % (`1 - 1/e`) of the examples are
+    drawn at least once; the others, none at all.
+
+    `dataset()` pads the batches to a static number of rows, so that a
+    training step can be compiled once. A batch is never truncated: a draw
+    that exceeds the capacity is padded to a multiple of it.
+
+    Formal guarantees: this is Poisson sampling with rate `q`, the sampler of
+    `PoissonSampledDpEvent(q, ...)`, without any cap on the size of a batch.
+    The number of examples, `q`, the batch size and the number of steps are
+    public. Which examples were drawn, and how many, is private: the keys of
+    the sampler come from the operating system, anew for each iterator, and
+    are never stored. With a fixed `seed` the draws can be predicted, so that
+    no amplification by sampling may be claimed against who knows it. Padding
+    rows are zeros and carry no example.
+
+    Args:
+        x: inputs. Either a (nested) structure of arrays whose first axis
+            counts the examples: NumPy arrays, `tf.Tensor`s, other array-likes
+            (read into memory), NumPy memory maps (never read into memory as a
+            whole); or a random-access source: an object with `__len__` and
+            `__getitem__(indices)`, which takes ascending, distinct indices
+            (`np.ndarray` of int64) and returns the batch of these examples
+            as `x`, `(x, y)` or `(x, y, sample_weight)`.
+        y: targets, a structure of arrays, or `None`. Must be `None` if `x` is
+            a source. Defaults to `None`.
+        sample_weight: weights, a structure of arrays, or `None`. Must be
+            `None` if `x` is a source. Defaults to `None`.
+        batch_size: int, the expected number of examples in a batch, at most
+            the number of examples.
+        seed: int or `None`. Fixes the draws, for experiments: two objects
+            with the same seed draw the same batches. Each further iteration
+            over the same object draws new ones. Defaults to `None`, fresh
+            entropy of the operating system.
+
+    Attributes:
+        examples: int, the number of examples `n`.
+        batch_size: int, the expected number of examples in a batch.
+        sampling_rate: float, `q = batch_size / n`.
+        steps_per_epoch: int, `ceil(n / batch_size)`.
+        seed: int or `None`, as given.
+
+    Raises:
+        ValueError: if there are no examples, if `x`, `y` and `sample_weight`
+            are not arrays of one length, if `batch_size` is not between 1 and
+            the number of examples, if `y` or `sample_weight` is given with a
+            source, or if `seed` is not a non-negative int.
+
+    Example:
+
+    ```python
+    batches = tf_dpsub.data.PoissonBatches(x, y, batch_size=250)
+    for batch in batches.dataset(multiple_of=64).take(3):
+        print(batch["x"].shape, int(tf.reduce_sum(batch["real"])))
+    ```
+    """
+
+    def __init__(self, x, y=None, sample_weight=None, *, batch_size, seed=None):
+        if _is_source(x):
+            if y is not None or sample_weight is not None:
+                raise ValueError(
+                    "Expected y=None and sample_weight=None with a "
+                    f"random-access source, got x={type(x).__name__} and "
+                    "targets or weights beside it. Let the source return "
+                    "(x, y) or (x, y, sample_weight)."
+                )
+            self.examples = len(x)
+            self._gather = _numpy_gather(
+                lambda indices: _named_parts(
+                    *keras.utils.unpack_x_y_sample_weight(x[indices])
+                )
+            )
+        else:
+            parts = _named_parts(x, y, sample_weight)
+            arrays = {k: _checked_arrays(k, v) for k, v in parts.items()}
+            self.examples = _common_length(arrays)
+            self._gather = _array_gather(arrays)
+        self.batch_size = _checked_batch_size(batch_size, self.examples)
+        self.sampling_rate = self.batch_size / self.examples
+        self.steps_per_epoch = math.ceil(self.examples / self.batch_size)
+        if seed is not None and not (_is_int(seed) and seed >= 0):
+            raise ValueError(f"Expected seed >= 0 (int) or None, got {seed!r}.")
+        self.seed = seed
+        self._iterators = collections.defaultdict(itertools.count)
+
+    def capacity(self, multiple_of=1, replicas=1):
+        """Rows to which the batches of one replica are padded.
+
+        The smallest multiple of `multiple_of` which a draw exceeds with
+        probability at most 1e-12.
+
+        Args:
+            multiple_of: int, the size of a microbatch. Defaults to `1`.
+            replicas: int, number of shards the examples are dealt to.
+                Defaults to `1`.
+
+        Returns:
+            int, at least `multiple_of`.
+
+        Raises:
+            ValueError: if an argument is not a positive int.
+        """
+        for name, value in (
+            ("multiple_of", multiple_of),
+            ("replicas", replicas),
+        ):
+            if not (_is_int(value) and value > 0):
+                raise ValueError(f"Expected {name} >= 1 (int), got {value!r}.")
+        own = math.ceil(self.examples / replicas)
+        quantile = int(stats.binom.isf(_TAIL, own, self.sampling_rate))
+        return math.ceil(max(quantile, 1) / multiple_of) * multiple_of
+
+    def dataset(self, *, multiple_of=1, shard=(0, 1)):
+        """Builds the infinite `tf.data.Dataset` of batches.
+
+        Every element is a dict: `"x"`; `"y"` and `"w"` (float32) if there are
+        targets and sample weights; and `"real"` (float32, `[rows]`), 1 on
+        drawn rows and 0 on padding. Drawn rows come first, padding rows are
+        all zeros (or empty strings). Floating-point data comes as
+        `keras.config.floatx()`, as in Keras's `fit`, and lists become tuples.
+        Every iterator draws afresh.
+
+        Args:
+            multiple_of: int, the number of rows is a multiple of it: the size
+                of a microbatch. Defaults to `1`.
+            shard: pair of ints `(r, replicas)`: draw only from the examples
+                `i` with `i % replicas == r`. Each replica draws its shard
+                independently with the same rate, so that together they draw
+                one Poisson batch. Defaults to `(0, 1)`, all examples.
+
+        Returns:
+            A `tf.data.Dataset`. The number of rows is `None` in its element
+            spec; all other dimensions are static.
+
+        Raises:
+            ValueError: if `multiple_of` is not a positive int, or unless
+                `0 <= r < replicas`.
+        """
+        index, replicas = shard
+        capacity = self.capacity(multiple_of, replicas)
+        if not (_is_int(index) and 0 <= index < replicas):
+            raise ValueError(
+                f"Expected shard = (r, replicas) with 0 <= r < replicas, got "
+                f"{tuple(shard)}."
+            )
+
+        def draw():
+            generator = self._generator(index, replicas)
+            own = len(range(index, self.examples, replicas))
+            while True:
+                # A binomial count, then a uniform subset of that size: the
+                # law of independent draws, at a cost that follows the batch
+                # instead of the data. Sorted for locality of reads.
+                drawn = generator.binomial(own, self.sampling_rate)
+                chosen = generator.choice(
+                    own, drawn, replace=False, shuffle=False
+                )
+                yield index + replicas * np.sort(chosen)  # [drawn]
+
+        def batch(indices):
+            drawn = tf.size(indices)
+            passes = tf.maximum(1, -(-drawn // capacity))
+            padding = passes * capacity - drawn
+            parts = self._gather(indices) | {"real": tf.ones([drawn])}
+            return {
+                name: keras.tree.map_structure(
+                    lambda rows: _pad(_cast(name, rows), padding), part
+                )
+                for name, part in parts.items()
+            }
+
+        indices = tf.data.Dataset.from_generator(
+            draw, output_signature=tf.TensorSpec([None], tf.int64)
+        )
+        batches = indices.map(batch)
+        infinite = tf.data.experimental.assert_cardinality(
+            tf.data.INFINITE_CARDINALITY
+        )
+        return batches.apply(infinite).prefetch(2)
+
+    def _generator(self, index, replicas):
+        if self.seed is None:
+            bits = np.random.Philox(key=secrets.randbits(128))
+        else:
+            # Prefetching makes it unknown how far an earlier iterator drew:
+            # a stream of its own for each keeps them new and reproducible.
+            iterator = next(self._iterators[index, replicas])
+            bits = np.random.Philox(
+                np.random.SeedSequence(
+                    self.seed, spawn_key=(index, replicas, iterator)
+                )
+            )
+        return np.random.Generator(bits)
+
+
+def _is_int(value):
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def _checked_batch_size(batch_size, examples):
+    if examples < 1:
+        raise ValueError("Expected at least one example, got empty data.")
+    if not (_is_int(batch_size) and batch_size > 0):
+        raise ValueError(f"Expected batch_size >= 1 (int), got {batch_size!r}.")
+    if batch_size > examples:
+        raise ValueError(
+            f"Expected batch_size <= {examples}, the number of examples, got "
+            f"{batch_size}. The sampling rate batch_size / examples is a "
+            "probability: give more examples or a smaller batch size."
+        )
+    return int(batch_size)
+
+
+def _is_array(value):
+    # Composite tensors (ragged, sparse) have a shape, but no `__array__`.
+    return hasattr(value, "__array__") and hasattr(value, "shape")
+
+
+def _is_source(x):
+    ready_batches = isinstance(x, (keras.utils.PyDataset, str, bytes))
+    if ready_batches or _is_array(x) or tf.is_tensor(x):
+        return False
+    if keras.tree.is_nested(x):
+        return False
+    return hasattr(x, "__len__") and hasattr(x, "__getitem__")
+
+
+def _is_memory_map(array):
+    while array is not None:
+        if isinstance(array, np.memmap):
+            return True
+        array = getattr(array, "base", None)
+    return False
+
+
+def _named_parts(x, y, sample_weight):
+    parts = {"x": x, "y": y, "w": sample_weight}
+    # tf.data would stack the entries of a list into one tensor.
+    return {
+        name: keras.tree.lists_to_tuples(part)
+        for name, part in parts.items()
+        if name == "x" or part is not None
+    }
+
+
+def _checked_arrays(name, part):
+    name = {"w": "sample_weight"}.get(name, name)
+
+    def check(array):
+        if not _is_array(array) or len(array.shape) == 0:
+            raise ValueError(
+                f"Expected {name} to be made of arrays whose first axis counts "
+                f"the examples, got {array!r:.80} of type "
+                f"{type(array).__name__}. Give NumPy arrays, dense tensors, "
+                "memory maps, or as x a random-access source; a "
+                "tf.data.Dataset or PyDataset of ready batches cannot be "
+                "Poisson-sampled."
+            )
+        return array if tf.is_tensor(array) else np.asanyarray(array)
+
+    return keras.tree.map_structure(check, part)
+
+
+def _common_length(parts):
+    lengths = {
+        name: sorted({array.shape[0] for array in keras.tree.flatten(part)})
+        for name, part in parts.items()
+    }
+    distinct = set().union(*lengths.values())
+    if len(distinct) != 1:
+        raise ValueError(
+            "Expected x, y and sample_weight to hold the same number of "
+            f"examples, got lengths {lengths}."
+        )
+    return distinct.pop()
+
+
+def _array_gather(arrays):
+    if any(map(_is_memory_map, keras.tree.flatten(arrays))):
+        arrays = keras.tree.map_structure(np.asarray, arrays)
+        return _numpy_gather(
+            lambda indices: keras.tree.map_structure(
+                lambda array: array[indices], arrays
+            )
+        )
+    # On the host: the data set need not fit into an accelerator's memory.
+    with tf.device("CPU"):
+        tensors = keras.tree.map_structure(tf.convert_to_tensor, arrays)
+    return lambda indices: keras.tree.map_structure(
+        lambda tensor: tf.gather(tensor, indices), tensors
+    )
+
+
+def _numpy_gather(read):
+    first = keras.tree.map_structure(np.asarray, read(np.zeros([1], np.int64)))
+    row_specs = [_row_spec(rows) for rows in keras.tree.flatten(first)]
+
+    def read_leaves(indices):
+        if len(indices) == 0:
+            return [
+                np.zeros((0, *shape), dtype.as_numpy_dtype)
+                for shape, dtype in row_specs
+            ]
+        leaves = [
+            np.asarray(rows) for rows in keras.tree.flatten(read(indices))
+        ]
+        found = [(rows.shape, tf.as_dtype(rows.dtype)) for rows in leaves]
+        expected = [
+            ((len(indices), *shape), dtype) for shape, dtype in row_specs
+        ]
+        if found != expected:
+            raise ValueError(
+                f"Expected arrays {expected} (shape, dtype) for {len(indices)} "
+                f"indices, got {found} from the source. Every example must "
+                "have the shapes and dtypes of the first one."
+            )
+        return leaves
+
+    def gather(indices):
+        leaves = tf.numpy_function(
+            read_leaves, [indices], [dtype for _, dtype in row_specs]
+        )
+        for leaf, (shape, _) in zip(leaves, row_specs, strict=True):
+            leaf.set_shape([None, *shape])
+        return keras.tree.pack_sequence_as(first, leaves)
+
+    return gather
+
+
+def _row_spec(rows):
+    if rows.shape[:1] != (1,):
+        raise ValueError(
+            "Expected the source to return arrays with one row for each "
+            f"index, got shape {rows.shape} for one index."
+        )
+    return rows.shape[1:], tf.as_dtype(rows.dtype)
+
+
+def _cast(name, rows):
+    if name in ("w", "real"):
+        return tf.cast(rows, tf.float32)
+    if rows.dtype.is_floating:
+        return tf.cast(rows, keras.config.floatx())
+    return rows
+
+
+def _pad(rows, padding):
+    shape = tf.concat([[padding], tf.shape(rows)[1:]], 0)
+    return tf.concat([rows, tf.zeros(shape, rows.dtype)], 0)

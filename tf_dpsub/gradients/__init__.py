@@ -1,0 +1,69 @@
+"""Per-example gradients of any Keras model: norms, sums, projections, rows."""
+
+import tensorflow as tf
+
+from tf_dpsub.gradients.graph import GraphGradients
+from tf_dpsub.gradients.graph import MixesExamples
+from tf_dpsub.gradients.graph import Unproven
+from tf_dpsub.gradients.graph import UpdatesState
+from tf_dpsub.gradients.operator import PerExampleGradients
+from tf_dpsub.gradients.vectorized import StoredGradients
+from tf_dpsub.gradients.vectorized import one_by_one
+
+IMPLEMENTATIONS = ("graph", "vectorized_map", "map_fn")
+
+
+@tf.autograph.experimental.do_not_convert
+def per_example_gradients(
+    loss_fn, inputs, variables, implementation="graph", loss_scale=1.0
+):
+    """Builds the operator of per-example gradients while a step is traced.
+
+    Args:
+        loss_fn: callable that takes `inputs` and returns losses of shape
+            `[batch]` and a structure of tensors with a batch axis (such as
+            predictions), or None.
+        inputs: structure of tensors of static shape whose axis 0 is the batch.
+        variables: list of trainable variables.
+        implementation: string, `"graph"` for the walk of the traced graph,
+            `"vectorized_map"` or `"map_fn"` for one example at a time.
+            Defaults to `"graph"`.
+        loss_scale: float, the constant by which `loss_fn` multiplied the
+            losses for a low-precision backward pass; rows are divided by it
+            in float32. Defaults to `1.0`.
+
+    Returns:
+        A `PerExampleGradients`, and the structure that `loss_fn` returned for
+        the whole batch.
+
+    Raises:
+        Unproven: if `implementation="graph"` and a row is not proved to depend
+            on its own example alone; names the operation.
+        MixesExamples: if it is proved that one does not.
+        UpdatesState: if a variable is assigned a value computed from the
+            batch.
+    """
+    if implementation == "graph":
+        losses, aux = loss_fn(inputs)
+        flat = [tf.convert_to_tensor(t) for t in tf.nest.flatten(inputs)]
+        return GraphGradients(losses, flat, variables, loss_scale), aux
+    if implementation not in IMPLEMENTATIONS:
+        raise ValueError(
+            f"Expected implementation in {IMPLEMENTATIONS}, got "
+            f"{implementation!r}."
+        )
+    map_function = getattr(tf, implementation)
+    return one_by_one(loss_fn, inputs, variables, map_function, loss_scale)
+
+
+__all__ = [
+    "GraphGradients",
+    "IMPLEMENTATIONS",
+    "MixesExamples",
+    "PerExampleGradients",
+    "StoredGradients",
+    "Unproven",
+    "UpdatesState",
+    "one_by_one",
+    "per_example_gradients",
+]

@@ -1,0 +1,196 @@
+"""Sites of convolution filters, in one, two and three dimensions."""
+
+import itertools
+
+import tensorflow as tf
+
+from tf_dpsub.gradients.graph import sites
+from tf_dpsub.gradients.graph.constants import static_shape
+from tf_dpsub.gradients.graph.states import Unproven
+from tf_dpsub.gradients.operator import scale_rows
+from tf_dpsub.gradients.operator import sum_squares
+
+# A filter tap with fewer channels than this is not worth a matrix product.
+_CHANNELS_PER_PRODUCT = 8
+
+
+class Convolution(sites.Site):
+    """Rows that are too large to keep; the sum is one filter gradient.
+
+    A filter meets an `image` (what it slides over) and a `map` (one value for
+    each place and output channel). In a convolution the image is the input and
+    the map the gradient at the output; in a transposed one it is the reverse.
+
+    Args:
+        weight: the filter, `[*taps, channels, filters]`.
+        image: `[batch, extra, *space, channels of all groups]`.
+        map_: `[batch, extra, *places, filters of all groups]`.
+        geometry: `_Geometry`.
+    """
+
+    def __init__(self, weight, image, map_, geometry):
+        super().__init__(weight, [image, map_])
+        self._geometry = geometry
+
+    def sq_magnitudes(self):
+        image, map_ = (sum_squares(f) for f in self.factors)
+        # Each entry of the image meets a filter tap at most once.
+        return image * map_ * sites.size(self._geometry.taps)
+
+    def sq_norms(self):
+        norms = [
+            sum_squares(products)
+            for products in self._geometry.products_by_tap(*self.factors)
+        ]
+        return tf.add_n(norms)
+
+    def rows(self):
+        return self._geometry.rows(*self.factors)
+
+    def weighted_sum(self, c):
+        image, map_ = self.factors
+        return self._geometry.filter_gradient(image, scale_rows(c, map_))
+
+
+class _Geometry:
+    """Strides, padding, dilations and groups of one convolution."""
+
+    def __init__(self, op, shape, image_shape):
+        self.shape = shape
+        self.depthwise = op.type.startswith("Depthwise")
+        self.taps = shape[:-2]
+        self.strides = op.get_attr("strides")
+        self.dilations = op.get_attr("dilations")
+        self.padding = op.get_attr("padding").decode()
+        self.explicit = (
+            op.get_attr("explicit_paddings") if self.padding == "EXPLICIT" else []
+        )
+        if op.get_attr("data_format").decode()[1] == "C":
+            self.strides = [*self.strides[:1], *self.strides[2:], 1]
+            self.dilations = [*self.dilations[:1], *self.dilations[2:], 1]
+            self.explicit = [*self.explicit[:2], *self.explicit[4:], 0, 0]
+        channels = image_shape[-1]
+        self.groups = channels if self.depthwise else channels // shape[-2]
+        self.space = image_shape[:-1]
+
+    def _paddings(self):
+        if self.padding == "EXPLICIT":
+            return [
+                self.explicit[k : k + 2] for k in range(2, 2 + 2 * len(self.taps), 2)
+            ]
+        if self.padding == "VALID":
+            return [[0, 0]] * len(self.taps)
+        paddings = []
+        for n, taps, stride, dilation in zip(
+            self.space, self.taps, self.strides[1:-1], self.dilations[1:-1]
+        ):
+            reach = (-(-n // stride) - 1) * stride + (taps - 1) * dilation + 1
+            total = max(reach - n, 0)
+            paddings.append([total // 2, total - total // 2])
+        return paddings
+
+    def _views(self, image, places):
+        """What each tap sees: `[batch, extra, *places, channels]` by tap."""
+        image = tf.pad(image, [[0, 0], [0, 0], *self._paddings(), [0, 0]])
+        for tap in itertools.product(*(range(n) for n in self.taps)):
+            window = [slice(None), slice(None)]
+            for at, n, stride, dilation in zip(
+                tap, places, self.strides[1:-1], self.dilations[1:-1]
+            ):
+                start = at * dilation
+                window.append(slice(start, start + (n - 1) * stride + 1, stride))
+            yield image[tuple(window)]
+
+    def _grouped(self, x):
+        """`[batch, groups, t, channels of a group]`."""
+        batch, channels = x.shape[0], x.shape[-1]
+        x = tf.reshape(x, [batch, -1, self.groups, channels // self.groups])
+        if self.groups == 1:
+            return tf.reshape(x, [batch, 1, -1, channels])
+        return tf.transpose(x, [0, 2, 1, 3])
+
+    def products_by_tap(self, image, map_):
+        """Rows `[batch, groups, channels, filters]` of one tap after another."""
+        right = self._grouped(map_)
+        for view in self._views(image, static_shape(map_)[2:-1]):
+            yield tf.matmul(self._grouped(view), right, transpose_a=True)
+
+    def rows(self, image, map_):
+        """`[batch, *shape]`."""
+        batch = image.shape[0]
+        if self.groups == 1 and self.shape[-2] < _CHANNELS_PER_PRODUCT:
+            views = list(self._views(image, static_shape(map_)[2:-1]))
+            patches = tf.reshape(
+                tf.stack(views, -2),
+                [batch, -1, sites.size(self.taps) * self.shape[-2]],
+            )
+            right = tf.reshape(map_, [batch, -1, self.shape[-1]])
+            rows = tf.matmul(patches, right, transpose_a=True)
+        else:
+            # [batch, taps, groups, channels, filters of a group]
+            rows = tf.stack(list(self.products_by_tap(image, map_)), 1)
+            rows = tf.transpose(rows, [0, 1, 3, 2, 4])
+        return tf.reshape(rows, [batch, *self.shape])
+
+    def filter_gradient(self, image, map_):
+        """Sum of the rows."""
+        image, map_ = (
+            tf.reshape(x, [-1, *static_shape(x)[2:]]) for x in (image, map_)
+        )
+        if self.groups > 1 and not self.depthwise:
+            per_group = zip(
+                tf.split(image, self.groups, -1), tf.split(map_, self.groups, -1)
+            )
+            filters = self.shape[-1] // self.groups
+            shape = [*self.shape[:-1], filters]
+            return tf.concat(
+                [self._filter_gradient(*pair, shape) for pair in per_group], -1
+            )
+        return self._filter_gradient(image, map_, self.shape)
+
+    def _filter_gradient(self, image, map_, shape):
+        arguments = dict(
+            input=image,
+            filter_sizes=shape,
+            out_backprop=map_,
+            strides=self.strides,
+            padding=self.padding,
+            dilations=self.dilations,
+        )
+        if len(self.taps) == 3:
+            return tf.raw_ops.Conv3DBackpropFilterV2(**arguments)
+        arguments["explicit_paddings"] = self.explicit
+        if self.depthwise:
+            return tf.raw_ops.DepthwiseConv2dNativeBackpropFilter(**arguments)
+        return tf.raw_ops.Conv2DBackpropFilter(**arguments)
+
+
+def convolution(op, k, gradient, operand_state, gradient_state, batch_size):
+    """Site of the filter of a convolution, transposed or not."""
+    transposed = "BackpropInput" in op.type
+    operand = op.inputs[2 if transposed else 0]
+    channels_first = op.get_attr("data_format").decode()[1] == "C"
+    operand, gradient = (
+        _places_first(x, state, batch_size, channels_first)
+        for x, state in ((operand, operand_state), (gradient, gradient_state))
+    )
+    if operand_state.axis != 0 or gradient_state.axis != 0:
+        raise Unproven("has the batch on an axis other than 0")
+    image, map_ = (gradient, operand) if transposed else (operand, gradient)
+    geometry = _Geometry(
+        op, static_shape(op.inputs[k]), static_shape(image)[2:]
+    )
+    if batch_size * sites.size(geometry.shape) <= sites.KEPT_ROWS:
+        return sites.Stored(op.inputs[k], geometry.rows(image, map_))
+    return Convolution(op.inputs[k], image, map_, geometry)
+
+
+def _places_first(x, state, batch_size, channels_first):
+    """`[batch, extra, *space, channels]`."""
+    x = sites.batch_first(x, state, batch_size)
+    shape = static_shape(x)
+    x = tf.reshape(x, [batch_size, shape[1] * shape[2], *shape[3:]])
+    if channels_first:
+        rank = len(x.shape)
+        x = tf.transpose(x, [0, 1, *range(3, rank), 2])
+    return x

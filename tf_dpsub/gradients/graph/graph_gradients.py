@@ -1,0 +1,287 @@
+"""Per-example gradients of any proven graph, without a registry of layers."""
+
+import tensorflow as tf
+
+from tf_dpsub.gradients import operator
+from tf_dpsub.gradients.graph import convolutions
+from tf_dpsub.gradients.graph import sites
+from tf_dpsub.gradients.graph import tied
+from tf_dpsub.gradients.graph.provenance import PUBLIC
+from tf_dpsub.gradients.graph.provenance import Provenance
+from tf_dpsub.gradients.graph.provenance import handle
+from tf_dpsub.gradients.graph.states import PerExample
+from tf_dpsub.gradients.graph.states import Unproven
+from tf_dpsub.gradients.graph.views import View
+
+# Squares of magnitudes beyond this might overflow when margins are added.
+_LARGEST_SQUARE = 1e37
+
+# Site constructors, and the inputs at which a weight may stand.
+_SITES = {
+    "MatMul": (sites.contraction, (0, 1)),
+    "BatchMatMulV2": (sites.contraction, (0, 1)),
+    "BatchMatMulV3": (sites.contraction, (0, 1)),
+    "Einsum": (sites.contraction, (0, 1)),
+    "Conv2D": (convolutions.convolution, (1,)),
+    "Conv3D": (convolutions.convolution, (1,)),
+    "DepthwiseConv2dNative": (convolutions.convolution, (1,)),
+    "Conv2DBackpropInput": (convolutions.convolution, (1,)),
+    "Conv3DBackpropInputV2": (convolutions.convolution, (1,)),
+    "BiasAdd": (sites.broadcast, (1,)),
+    "AddV2": (sites.broadcast, (0, 1)),
+    "Sub": (sites.broadcast, (0, 1)),
+    "Mul": (sites.broadcast, (0, 1)),
+    "SelectV2": (sites.broadcast, (1, 2)),
+    "BroadcastTo": (sites.broadcast, (0,)),
+    "Tile": (sites.broadcast, (0,)),
+    "GatherV2": (sites.lookup, (0,)),
+}
+_REPEATS = ("BroadcastTo", "Tile")
+
+
+class GraphGradients(operator.PerExampleGradients):
+    """Per-example gradients found and proved in the graph being traced.
+
+    The few operations in which a weight meets the batch are found by a walk
+    from the weight. There, the row of example i follows from what the
+    operation multiplies the weight by and from the gradient at its output,
+    once both are proved to be per-example.
+
+    Args:
+        losses: float tensor of shape `[batch]`, the loss of each example.
+        inputs: list of the tensors, batch in front, that make the batch.
+        variables: list of variables.
+        loss_scale: float, the power of two by which the losses were multiplied
+            for a low-precision backward pass. Defaults to `1.0`.
+
+    Raises:
+        Unproven: if a row is not proved to depend on its example alone; names
+            the operation.
+        MixesExamples: if an operation was found that mixes examples.
+        UpdatesState: if a variable is assigned a value that depends on the
+            batch.
+    """
+
+    def __init__(self, losses, inputs, variables, loss_scale=1.0):
+        if losses.shape.rank != 1 or losses.shape[0] is None:
+            raise Unproven(
+                f"the losses have shape {losses.shape}, which is not [batch]"
+            )
+        super().__init__(variables, losses.shape[0])
+        if self.batch_size < 2:
+            raise Unproven("a batch of one example has no batch axis to follow")
+        self._proof = Provenance(losses.graph, inputs, self.batch_size)
+        self._proof.require_no_state_update(losses.graph)
+        state = self._proof.require_per_example(losses, "the loss")
+        if state != PerExample(0, 1, 1):
+            raise Unproven(f"the losses are not one for each example: {state}")
+        self._loss = tf.reduce_sum(tf.cast(losses, tf.float32))
+        self._before_loss = _ancestors(losses)
+        self._loss_scale = loss_scale
+        uses = [self._find_uses(v) for v in self.variables]
+        self._build_sites(uses)
+        self._parts = {
+            operator.tf_variable(v).ref(): self._combine(v, uses_of)
+            for v, uses_of in zip(self.variables, uses)
+        }
+        self._check_values()
+
+    def _find_uses(self, variable):
+        """Where a variable, or what is computed from it, meets the batch.
+
+        Returns:
+            List of `(op, input position, View or None)`.
+        """
+        variable = operator.tf_variable(variable)
+        reads = []
+        for op in handle(variable).consumers():
+            if op not in self._before_loss:
+                continue
+            if op.type != "ReadVariableOp":
+                raise Unproven(
+                    f"{variable.name} is read by {op.type} '{op.name}'"
+                )
+            reads.append(op.outputs[0])
+        uses, seen = [], set()
+        pending = [(read, View(read, ())) for read in reads]
+        while pending:
+            tensor, view = pending.pop()
+            if tensor.ref() in seen:
+                continue
+            seen.add(tensor.ref())
+            for op in dict.fromkeys(tensor.consumers()):
+                if op not in self._before_loss or op.type == "StopGradient":
+                    continue
+                if _has_custom_gradient(op):
+                    raise Unproven(
+                        f"{variable.name} enters {op.type} '{op.name}', which "
+                        "has a custom gradient"
+                    )
+                if self._is_site(op):
+                    positions = [
+                        k
+                        for k, i in enumerate(op.inputs)
+                        if i.ref() == tensor.ref()
+                    ]
+                    uses += [(op, k, view) for k in positions]
+                else:
+                    after = view and view.through(op)
+                    pending += [(output, after) for output in op.outputs]
+        return uses
+
+    def _is_site(self, op):
+        states = [self._proof(output) for output in op.outputs]
+        if all(state is PUBLIC for state in states):
+            # A weight that is repeated along the batch is public still, but
+            # the gradient there has the batch axis.
+            if op.type not in _REPEATS:
+                return False
+            (gradient,) = tf.gradients(self._loss, op.outputs[:1])
+            return gradient is not None and isinstance(
+                self._proof(tf.convert_to_tensor(gradient)), PerExample
+            )
+        for output in op.outputs:
+            self._proof.require_per_example(
+                output, f"{op.type} '{op.name}', which a weight enters"
+            )
+        return True
+
+    def _build_sites(self, uses):
+        """Constructs the site of every operation in which a weight is used."""
+        ops = list(dict.fromkeys(op for uses_of in uses for op, _, _ in uses_of))
+        gradients = tf.gradients(self._loss, [op.outputs[0] for op in ops])
+        gradient_of = dict(zip(ops, gradients))
+        self._sites = {}
+        for op, k, _ in (use for uses_of in uses for use in uses_of):
+            if (op, k) in self._sites or gradient_of[op] is None:
+                continue
+            gradient = tf.convert_to_tensor(gradient_of[op])
+            what = f"{op.type} '{op.name}'"
+            state = self._proof.require_per_example(
+                gradient, f"the gradient at {what}"
+            )
+            operand_states = [self._proof(i) for i in op.inputs]
+            operand_state = next(
+                (s for s in operand_states if isinstance(s, PerExample)), None
+            )
+            build, positions = _SITES.get(op.type, (None, ()))
+            if k not in positions:
+                raise Unproven(f"{what} has no rule for a weight at input {k}")
+            gradient = tf.cast(gradient, tf.float32) / self._loss_scale
+            try:
+                self._sites[op, k] = build(
+                    op, k, gradient, operand_state, state, self.batch_size
+                )
+            except Unproven as e:
+                raise Unproven(f"{what} {e}") from e
+
+    def _combine(self, variable, uses):
+        """One site, and the view through which it sees the variable."""
+        found = [
+            (self._sites[op, k], view)
+            for op, k, view in uses
+            if (op, k) in self._sites
+        ]
+        shape = variable.shape
+        if not found:
+            zeros = tf.zeros([self.batch_size, *shape])
+            return sites.Stored(zeros[0], zeros), View(zeros[0], ())
+        if len(found) == 1 and found[0][1] is not None:
+            return found[0]
+        if tied.is_factored(found):
+            site = tied.Tied(found)
+            return site, View(site.weight, ())
+        rows = tf.add_n(
+            [self._pulled_back(variable, site, view) for site, view in found]
+        )
+        return sites.Stored(rows[0], rows), View(rows[0], ())
+
+    def _pulled_back(self, variable, site, view):
+        """Rows of a variable from the rows of the weight made of it."""
+        rows = site.rows()
+        if view is not None:
+            return view.pull_back_rows(rows)
+        variable = operator.tf_variable(variable)
+        reads = [
+            op.outputs[0]
+            for op in handle(variable).consumers()
+            if op.type == "ReadVariableOp"
+        ]
+
+        def pull_back(row):
+            gradients = tf.gradients(
+                site.weight, reads, tf.cast(row, site.weight.dtype)
+            )
+            return tf.add_n(
+                [
+                    tf.cast(tf.convert_to_tensor(g), tf.float32)
+                    for g in gradients
+                    if g is not None
+                ]
+            )
+
+        return tf.vectorized_map(pull_back, rows)
+
+    def _check_values(self):
+        """Zeroes the examples whose gradients cannot be squared safely."""
+        own = list(dict.fromkeys(site for site, _ in self._parts.values()))
+        magnitudes = {site: site.sq_magnitudes() for site in own}
+        self.valid = tf.add_n(list(magnitudes.values())) < _LARGEST_SQUARE
+        self._sq_norms, self._bounds = {}, {}
+        for site in own:
+            norms = tf.maximum(site.sq_norms(), 0.0)
+            bounds = norms + operator.ROUNDING_MARGIN * magnitudes[site]
+            self._sq_norms[site] = tf.where(self.valid, norms, 0.0)
+            self._bounds[site] = tf.where(self.valid, bounds, 0.0)
+        factors = [site.factors for site in own]
+        factors = tf.cond(
+            tf.reduce_all(self.valid),
+            lambda: tf.nest.map_structure(tf.identity, factors),
+            lambda: tf.nest.map_structure(
+                lambda f: operator.mask_rows(self.valid, f), factors
+            ),
+        )
+        for site, masked in zip(own, factors):
+            site.factors = [
+                tf.ensure_shape(m, f.shape)
+                for m, f in zip(masked, site.factors)
+            ]
+
+    def _of(self, variables):
+        variables = self.variables if variables is None else variables
+        return [self._parts[operator.tf_variable(v).ref()] for v in variables]
+
+    def sq_norms(self, variables=None):
+        return tf.add_n([self._sq_norms[s] for s, _ in self._of(variables)])
+
+    def sq_norm_bounds(self, variables=None):
+        return tf.add_n([self._bounds[s] for s, _ in self._of(variables)])
+
+    def rows(self, variable):
+        ((site, view),) = self._of([variable])
+        return view.pull_back_rows(site.rows())
+
+    def weighted_sum(self, c):
+        return [
+            view.pull_back(site.weighted_sum(c))
+            for site, view in self._of(None)
+        ]
+
+
+def _ancestors(tensor):
+    """All operations on which a tensor depends."""
+    found, pending = set(), [tensor.op]
+    while pending:
+        op = pending.pop()
+        if op not in found:
+            found.add(op)
+            pending.extend(i.op for i in op.inputs)
+    return found
+
+
+def _has_custom_gradient(op):
+    try:
+        op.get_attr("_gradient_op_type")
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,543 @@
+"""Rules: the state of an operation's outputs from the states of its inputs.
+
+A rule is called with an `Application` of an operation of which at least one
+input is per-example and none is mixed. It returns the state of the outputs
+(one for all, or a list), raises `MixesExamples` where an output certainly
+combines several examples, and `Unproven` where it cannot tell.
+"""
+
+import numpy as np
+from tensorflow.python.framework import function_def_to_graph
+
+from tf_dpsub.gradients.graph.constants import static_shape
+from tf_dpsub.gradients.graph.states import PUBLIC
+from tf_dpsub.gradients.graph.states import Mixed
+from tf_dpsub.gradients.graph.states import MixesExamples
+from tf_dpsub.gradients.graph.states import PerExample
+from tf_dpsub.gradients.graph.states import Unproven
+
+_RULES = {}
+
+# Outputs are functions of static shapes alone.
+_SHAPE_ONLY = frozenset(
+    "Shape ShapeN Size Rank ZerosLike OnesLike BroadcastGradientArgs".split()
+)
+
+
+class Application:
+    """One operation, with the states of its inputs.
+
+    Attributes:
+        op: the `tf.Operation`.
+        states: list, the state of each input: `PUBLIC` or `PerExample`.
+        batch_size: int.
+        batched: list of int, positions of the inputs that are per-example.
+        first: `PerExample`, the state of the first of them.
+    """
+
+    def __init__(self, op, states, batch_size, constants):
+        self.op = op
+        self.states = states
+        self.batch_size = batch_size
+        self.batched = [
+            k for k, state in enumerate(states) if state is not PUBLIC
+        ]
+        self.first = states[self.batched[0]]
+        self._constants = constants
+
+    def shape(self, k):
+        """Static shape of input `k`."""
+        return static_shape(self.op.inputs[k])
+
+    def out_shape(self, k=0):
+        """Static shape of output `k`."""
+        return static_shape(self.op.outputs[k])
+
+    def constant(self, k):
+        """Value of input `k`."""
+        return self._constants(self.op.inputs[k])
+
+    def axes(self, k, rank):
+        """Value of input `k`, a list of axes of a tensor of that rank."""
+        return [int(a) % rank for a in np.ravel(self.constant(k))]
+
+    def attr(self, name):
+        return self.op.get_attr(name)
+
+    def only(self, *positions):
+        """Requires that no input but these is per-example."""
+        for k in self.batched:
+            if k not in positions:
+                raise Unproven(f"has input {k} computed from the batch")
+
+    def common(self):
+        """The one state of all per-example inputs, of equal rank."""
+        for k in self.batched:
+            if self.states[k] != self.first:
+                raise MixesExamples("pairs the batch with another axis of it")
+        return self.first
+
+    def leading(self):
+        """The common state, which must be along axis 0."""
+        state = self.common()
+        if state.axis != 0:
+            raise Unproven("has the batch on an axis other than 0")
+        return state
+
+
+def apply_rule(application):
+    """The states of the outputs of an operation.
+
+    Raises:
+        Unproven: if there is no rule, or if it cannot tell.
+        MixesExamples: if the operation mixes examples.
+    """
+    op = application.op
+    if op.type in _SHAPE_ONLY:
+        for k in range(len(op.inputs)):
+            application.shape(k)
+        return PUBLIC
+    if op.type not in _RULES:
+        raise Unproven("has no rule")
+    return _RULES[op.type](application)
+
+
+def function_bodies(op, graph):
+    """Graphs of the functions that a control flow operation calls."""
+    bodies = []
+    for attribute in op.op_def.attr:
+        if attribute.type != "func":
+            continue
+        definition = graph._get_function(op.get_attr(attribute.name).name)
+        if definition is not None:
+            bodies.append(
+                function_def_to_graph.function_def_to_graph(
+                    definition.cached_definition
+                )
+            )
+    return bodies
+
+
+def _rule(names):
+    def register(function):
+        for name in names.split():
+            _RULES[name] = function
+        return function
+
+    return register
+
+
+@_rule("""
+Abs Add AddN AddV2 Atan2 BitwiseAnd BitwiseOr Cast Ceil ClipByValue Cos Cosh
+Digamma Div DivNoNan Elu EluGrad EnsureShape Equal Erf Erfc Erfinv Exp Expm1
+Floor FloorDiv FloorMod Greater GreaterEqual Identity Imag Inv InvGrad IsFinite
+IsInf IsNan LeakyRelu LeakyReluGrad Less LessEqual Lgamma Log Log1p LogicalAnd
+LogicalNot LogicalOr Maximum Minimum Mod Mul MulNoNan Neg NotEqual Pow
+PreventGradient Real RealDiv Reciprocal ReciprocalGrad Relu Relu6 Relu6Grad
+ReluGrad Rint Round Rsqrt RsqrtGrad SelectV2 Selu SeluGrad Sigmoid SigmoidGrad
+Sign Sin Sinh Snapshot Softplus SoftplusGrad Softsign SoftsignGrad Sqrt
+SqrtGrad Square SquaredDifference StopGradient Sub Tan Tanh TanhGrad
+TruncateMod Xdivy Xlog1py Xlogy
+""")
+def _elementwise(a):
+    out = a.out_shape()
+    result = None
+    for k in a.batched:
+        shape, state = a.shape(k), a.states[k]
+        axis = state.axis - len(shape) + len(out)
+        if shape[state.axis] != out[axis]:
+            raise Unproven("broadcasts the batch axis")
+        if result is not None and state.moved_to(axis) != result:
+            raise MixesExamples("pairs the batch with another axis of it")
+        result = state.moved_to(axis)
+    return result
+
+
+@_rule("IdentityN")
+def _identity_n(a):
+    return list(a.states)
+
+
+@_rule("Sum Mean Max Min Prod All Any EuclideanNorm ArgMax ArgMin")
+def _reduce(a):
+    a.only(0)
+    axes = a.axes(1, len(a.shape(0)))
+    if a.first.axis in axes:
+        raise MixesExamples("reduces over the batch axis")
+    if not a.op.type.startswith("Arg") and a.attr("keep_dims"):
+        return a.first
+    return a.first.moved_to(
+        a.first.axis - sum(axis < a.first.axis for axis in axes)
+    )
+
+
+@_rule("Reshape Squeeze ExpandDims")
+def _reshape(a):
+    a.only(0)
+    shape, state = a.shape(0), a.first
+    outer = state.outer * int(np.prod(shape[: state.axis]))
+    inner = state.inner * int(np.prod(shape[state.axis + 1 :]))
+    result = _find_batch(a.out_shape(), outer, a.batch_size, inner)
+    if result is None:
+        raise Unproven(
+            f"reshapes {shape} to {a.out_shape()}, which splits the batch axis"
+        )
+    return result
+
+
+def _find_batch(shape, outer, batch_size, inner):
+    """Where a reshape to `shape` puts a batch between `outer` and `inner`."""
+    below = 1  # elements per step along the axis
+    for axis in reversed(range(len(shape))):
+        size = shape[axis]
+        whole = inner % below == 0 and (below * size) % (inner * batch_size) == 0
+        if size > 1 and whole:
+            return PerExample(
+                axis, below * size // (inner * batch_size), inner // below
+            )
+        below *= size
+    return None
+
+
+@_rule("Transpose")
+def _transpose(a):
+    a.only(0)
+    return a.first.moved_to(a.axes(1, len(a.shape(0))).index(a.first.axis))
+
+
+@_rule("MatMul")
+def _matmul(a):
+    if len(a.batched) > 1:
+        raise MixesExamples("multiplies two matrices of the batch")
+    k = a.batched[0]
+    transposed = a.attr("transpose_b" if k else "transpose_a")
+    if a.first.axis != (k if not transposed else 1 - k):
+        raise MixesExamples("sums over the batch axis")
+    return a.first.moved_to(k)
+
+
+@_rule("BatchMatMul BatchMatMulV2 BatchMatMulV3")
+def _batch_matmul(a):
+    out = a.out_shape()
+    result = None
+    for k in a.batched:
+        shape, state = a.shape(k), a.states[k]
+        rank = len(shape)
+        if state.axis < rank - 2:
+            axis = state.axis - rank + len(out)
+            if shape[state.axis] != out[axis]:
+                raise Unproven("broadcasts the batch axis")
+        else:
+            is_row = (state.axis == rank - 2) != a.attr("adj_y" if k else "adj_x")
+            if is_row == bool(k):
+                raise MixesExamples("sums over the batch axis")
+            if len(a.batched) > 1:
+                raise MixesExamples("multiplies two matrices of the batch")
+            axis = len(out) - 1 if k else len(out) - 2
+        if result is not None and state.moved_to(axis) != result:
+            raise MixesExamples("pairs the batch with another axis of it")
+        result = state.moved_to(axis)
+    return result
+
+
+@_rule("Einsum")
+def _einsum(a):
+    equation = a.attr("equation").decode()
+    if "." in equation:
+        raise Unproven("has an ellipsis")
+    left, out = equation.split("->")
+    terms = left.split(",")
+    labels = {terms[k][a.states[k].axis] for k in a.batched}
+    if len(labels) > 1 or len({a.states[k].moved_to(0) for k in a.batched}) > 1:
+        raise MixesExamples("pairs the batch with another axis of it")
+    label = labels.pop()
+    if label not in out:
+        raise MixesExamples("sums over the batch axis")
+    if any(len(set(term)) < len(term) for term in [*terms, out]):
+        raise Unproven("takes a diagonal")
+    return a.first.moved_to(out.index(label))
+
+
+@_rule("Conv2D Conv3D DepthwiseConv2dNative")
+def _convolution(a):
+    a.only(0)
+    return a.leading()
+
+
+@_rule("""
+Conv2DBackpropInput Conv3DBackpropInputV2 DepthwiseConv2dNativeBackpropInput
+""")
+def _convolution_input_gradient(a):
+    a.only(2)
+    return a.leading()
+
+
+@_rule("MaxPool AvgPool MaxPool3D AvgPool3D MaxPoolGrad MaxPool3DGrad")
+def _pool(a):
+    if a.attr("ksize")[0] != 1 or a.attr("strides")[0] != 1:
+        raise MixesExamples("pools over the batch axis")
+    return a.leading()
+
+
+@_rule("AvgPoolGrad AvgPool3DGrad")
+def _average_pool_gradient(a):
+    a.only(1)
+    return _pool(a)
+
+
+@_rule("""
+DepthToSpace LRN ResizeBicubic ResizeBilinear ResizeNearestNeighbor SpaceToDepth
+ResizeNearestNeighborGrad
+""")
+def _image(a):
+    a.only(0)
+    return a.leading()
+
+
+@_rule("ResizeBilinearGrad ResizeBicubicGrad LRNGrad")
+def _image_gradient(a):
+    return a.leading()
+
+
+@_rule("ExtractImagePatches")
+def _patches(a):
+    a.only(0)
+    if a.attr("ksizes")[0] != 1 or a.attr("strides")[0] != 1:
+        raise MixesExamples("takes patches over the batch axis")
+    return a.leading()
+
+
+@_rule("SparseSoftmaxCrossEntropyWithLogits SoftmaxCrossEntropyWithLogits")
+def _cross_entropy(a):
+    return a.leading()
+
+
+@_rule("FusedBatchNormV3")
+def _batch_norm(a):
+    if a.attr("is_training"):
+        raise MixesExamples("normalises over the batch")
+    a.only(0)
+    return [a.leading()] + [PUBLIC] * (len(a.op.outputs) - 1)
+
+
+@_rule("FusedBatchNormGradV3")
+def _batch_norm_gradient(a):
+    if a.attr("is_training"):
+        raise MixesExamples("normalises over the batch")
+    a.only(0, 1)
+    summed = Mixed(f"{a.op.type} '{a.op.name}' sums over the batch axis", True)
+    return [a.leading()] + [summed] * (len(a.op.outputs) - 1)
+
+
+@_rule("Softmax LogSoftmax TopKV2")
+def _last_axis(a):
+    a.only(0)
+    if a.first.axis == len(a.shape(0)) - 1:
+        raise MixesExamples("works along the batch axis")
+    return a.first
+
+
+@_rule("BiasAdd")
+def _bias_add(a):
+    a.only(0)
+    return a.first
+
+
+@_rule("GatherV2")
+def _gather(a):
+    batch_dims = a.attr("batch_dims")
+    params, indices = a.shape(0), a.shape(1)
+    axis = int(a.constant(2)) % len(params)
+    if a.batched == [1]:
+        at = a.first.axis
+        return a.first.moved_to(at if at < batch_dims else axis + at - batch_dims)
+    if a.batched == [0]:
+        at = a.first.axis
+        if at == axis:
+            raise MixesExamples("gathers along the batch axis")
+        if at < axis:
+            return a.first
+        return a.first.moved_to(at + len(indices) - 1 - batch_dims)
+    a.only(0, 1)
+    if a.common().axis >= batch_dims:
+        raise MixesExamples("gathers from other examples")
+    return a.first
+
+
+@_rule("OneHot")
+def _one_hot(a):
+    a.only(0)
+    return _insert_axis(a.first, a.attr("axis") % len(a.out_shape()))
+
+
+def _insert_axis(state, axis):
+    return state if state.axis < axis else state.moved_to(state.axis + 1)
+
+
+@_rule("ConcatV2")
+def _concat(a):
+    if int(a.constant(-1)) % len(a.out_shape()) == a.common().axis:
+        raise MixesExamples("concatenates along the batch axis")
+    return a.first
+
+
+@_rule("Pack")
+def _pack(a):
+    return _insert_axis(a.common(), a.attr("axis") % len(a.out_shape()))
+
+
+@_rule("Unpack")
+def _unpack(a):
+    axis = a.attr("axis") % len(a.shape(0))
+    if axis == a.first.axis:
+        raise MixesExamples("takes the batch axis apart")
+    return a.first.moved_to(a.first.axis - (axis < a.first.axis))
+
+
+@_rule("Split")
+def _split(a):
+    a.only(1)
+    return _unsplit(a, a.axes(0, len(a.shape(1))))
+
+
+@_rule("SplitV")
+def _split_v(a):
+    a.only(0)
+    return _unsplit(a, a.axes(2, len(a.shape(0))))
+
+
+def _unsplit(a, axes):
+    if a.first.axis in axes:
+        raise MixesExamples("splits the batch axis")
+    return a.first
+
+
+@_rule("Slice")
+def _slice(a):
+    a.only(0)
+    axis = a.first.axis
+    if a.constant(1)[axis] != 0 or a.out_shape()[axis] != a.shape(0)[axis]:
+        raise MixesExamples("slices the batch axis")
+    return a.first
+
+
+@_rule("StridedSlice")
+def _strided_slice(a):
+    a.only(0)
+    axes = _kept_axes(a, a.shape(0), a.constant(1), a.constant(2), a.constant(3))
+    if a.first.axis not in axes:
+        raise MixesExamples("slices the batch axis")
+    return a.first.moved_to(axes[a.first.axis])
+
+
+@_rule("StridedSliceGrad")
+def _strided_slice_gradient(a):
+    a.only(4)
+    shape = [int(d) for d in a.constant(0)]
+    axes = _kept_axes(a, shape, a.constant(1), a.constant(2), a.constant(3))
+    for before, after in axes.items():
+        if after == a.first.axis:
+            return a.first.moved_to(before)
+    raise MixesExamples("slices the batch axis")
+
+
+def _kept_axes(a, shape, begin, end, strides):
+    """Axes that a strided slice keeps whole: {axis before: axis after}."""
+    masks = {
+        name: a.attr(f"{name}_mask")
+        for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
+    }
+    count = len(begin)
+    added = bin(masks["new_axis"]).count("1")
+    has_ellipsis = masks["ellipsis"] != 0
+    spanned = len(shape) - (count - added - has_ellipsis)
+    kept, before, after = {}, 0, 0
+    for k in range(count):
+        if masks["ellipsis"] >> k & 1:
+            for _ in range(spanned):
+                kept[before] = after
+                before, after = before + 1, after + 1
+        elif masks["new_axis"] >> k & 1:
+            after += 1
+        elif masks["shrink_axis"] >> k & 1:
+            before += 1
+        else:
+            from_start = masks["begin"] >> k & 1 or begin[k] == 0
+            to_end = masks["end"] >> k & 1 or end[k] >= shape[before]
+            if from_start and to_end and strides[k] == 1:
+                kept[before] = after
+            before, after = before + 1, after + 1
+    while before < len(shape):
+        kept[before] = after
+        before, after = before + 1, after + 1
+    return kept
+
+
+@_rule("Pad PadV2 MirrorPad MirrorPadGrad")
+def _pad(a):
+    a.only(0)
+    if any(a.constant(1)[a.first.axis]):
+        raise Unproven("pads the batch axis")
+    return a.first
+
+
+@_rule("Tile")
+def _tile(a):
+    a.only(0)
+    if a.constant(1)[a.first.axis] != 1:
+        raise Unproven("repeats the batch axis")
+    return a.first
+
+
+@_rule("BroadcastTo")
+def _broadcast_to(a):
+    a.only(0)
+    return _elementwise(a)
+
+
+@_rule("Cumsum Cumprod")
+def _cumulate(a):
+    a.only(0)
+    if a.first.axis in a.axes(1, len(a.shape(0))):
+        raise MixesExamples("accumulates along the batch axis")
+    return a.first
+
+
+@_rule("ReverseV2")
+def _reverse(a):
+    a.only(0)
+    if a.first.axis in a.axes(1, len(a.shape(0))):
+        raise MixesExamples("reverses the batch axis")
+    return a.first
+
+
+@_rule("Roll")
+def _roll(a):
+    a.only(0)
+    if a.first.axis in a.axes(2, len(a.shape(0))):
+        raise MixesExamples("rolls the batch axis")
+    return a.first
+
+
+@_rule("MatrixBandPart")
+def _band_part(a):
+    a.only(0)
+    return a.first
+
+
+@_rule("SpaceToBatchND")
+def _space_to_batch(a):
+    a.only(0)
+    state = a.leading()
+    blocks = int(np.prod(a.constant(1)))
+    return PerExample(0, state.outer * blocks, state.inner)
+
+
+@_rule("BatchToSpaceND")
+def _batch_to_space(a):
+    a.only(0)
+    state = a.leading()
+    blocks = int(np.prod(a.constant(1)))
+    if state.outer % blocks:
+        raise MixesExamples("moves the batch axis into space")
+    return PerExample(0, state.outer // blocks, state.inner)

@@ -1,0 +1,165 @@
+"""Proof that a tensor depends on one example only.
+
+Every tensor of a traced graph gets one of three states:
+
+- `PUBLIC`: it does not depend on the batch (weights, constants, random
+  numbers, and whatever is computed from them);
+- `PerExample`: along one axis, each slice depends on one example of the batch
+  (and on public tensors), and on no other;
+- `Mixed`: neither has been proved.
+
+States are computed operation by operation, by the rules in
+`tf_dpsub.gradients.graph.operations`. What has no rule is mixed: the proof can
+be incomplete, which costs speed, but a state other than mixed is always right,
+which is what privacy rests on.
+"""
+
+import tensorflow as tf
+
+from tf_dpsub.gradients.graph import constants
+from tf_dpsub.gradients.graph import operations
+from tf_dpsub.gradients.graph.states import PUBLIC
+from tf_dpsub.gradients.graph.states import Mixed
+from tf_dpsub.gradients.graph.states import MixesExamples
+from tf_dpsub.gradients.graph.states import PerExample
+from tf_dpsub.gradients.graph.states import Unproven
+from tf_dpsub.gradients.graph.states import UpdatesState
+from tf_dpsub.gradients.operator import tf_variable
+
+# Reading these has an effect outside of the graph, but none on later tensors.
+_HARMLESS_EFFECTS = frozenset({"Assert", "Print", "PrintV2"})
+
+
+class Provenance:
+    """States of the tensors of one graph, computed on demand and kept.
+
+    Args:
+        graph: the `tf.Graph` in which the tensors live.
+        inputs: list of tensors of static shape whose axis 0 is the batch.
+        batch_size: int, the number of examples, at least 2.
+    """
+
+    def __init__(self, graph, inputs, batch_size):
+        self.batch_size = batch_size
+        self._constants = constants.ConstantFolder()
+        self._states = {t.ref(): PerExample(0, 1, 1) for t in inputs}
+        self._captured = {
+            inner.ref(): outer for outer, inner in getattr(graph, "captures", [])
+        }
+
+    def __call__(self, tensor):
+        """The state of `tensor`."""
+        stack = [tensor.op]
+        while tensor.ref() not in self._states:
+            op = stack[-1]
+            waiting = [
+                i.op for i in op.inputs if i.ref() not in self._states
+            ]
+            if waiting:
+                stack.extend(waiting)
+                continue
+            stack.pop()
+            for output, state in zip(op.outputs, self._output_states(op)):
+                self._states.setdefault(output.ref(), state)
+        return self._states[tensor.ref()]
+
+    def _output_states(self, op):
+        states = [self._states[i.ref()] for i in op.inputs]
+        if op.type in ("Placeholder", "PlaceholderWithDefault"):
+            states = [self._placeholder_state(op)]
+            return states * len(op.outputs)
+        for state in states:
+            if isinstance(state, Mixed):
+                return [state] * len(op.outputs)
+        if all(state is PUBLIC for state in states):
+            return [PUBLIC] * len(op.outputs)
+        application = operations.Application(
+            op, states, self.batch_size, self._constants
+        )
+        try:
+            result = operations.apply_rule(application)
+        except Unproven as e:
+            mixes = isinstance(e, MixesExamples)
+            result = Mixed(f"{op.type} '{op.name}' {e}", mixes)
+        if not isinstance(result, list):
+            result = [result] * len(op.outputs)
+        return result
+
+    def _placeholder_state(self, op):
+        tensor = op.outputs[0]
+        if tensor.dtype in (tf.resource, tf.variant):
+            return PUBLIC
+        outer = self._captured.get(tensor.ref())
+        # An eager tensor existed before the batch did.
+        if outer is not None and (
+            hasattr(outer, "numpy") or outer.op.type == "Const"
+        ):
+            return PUBLIC
+        return Mixed(
+            f"Placeholder '{op.name}' is a tensor captured from outside", False
+        )
+
+    def require_per_example(self, tensor, what):
+        """Returns the state of `tensor`, which must be `PerExample`.
+
+        Raises:
+            MixesExamples: if an operation before it mixes examples.
+            Unproven: if an operation before it has no rule, or if the tensor
+                does not depend on the batch.
+        """
+        state = self(tensor)
+        if isinstance(state, PerExample):
+            return state
+        if state is PUBLIC:
+            raise Unproven(f"{what} does not depend on the batch")
+        raise (MixesExamples if state.mixes else Unproven)(
+            f"{what}: {state.reason}"
+        )
+
+    def require_no_state_update(self, graph):
+        """Checks that nothing that outlives the step depends on the batch.
+
+        Raises:
+            UpdatesState: if a variable is assigned a value that is not public.
+            Unproven: if an operation with another effect reads such a value.
+        """
+        unproven = None
+        for op in graph.get_operations():
+            if not op.op_def.is_stateful or op.type in _HARMLESS_EFFECTS:
+                continue
+            if all(self(i) is PUBLIC for i in op.inputs):
+                continue
+            try:
+                _require_no_effect(op, op.graph)
+            except Unproven as e:
+                unproven = e
+        if unproven is not None:
+            raise unproven
+
+
+def handle(variable):
+    """The tensor for a variable's resource in the graph being traced."""
+    variable = tf_variable(variable)
+    read = tf.raw_ops.ReadVariableOp(
+        resource=variable.handle, dtype=variable.dtype
+    )
+    return read.op.inputs[0]
+
+
+def _require_no_effect(op, graph):
+    if op.type.startswith(("Assign", "ResourceScatter", "ResourceStrided")):
+        raise UpdatesState(
+            f"{op.type} '{op.name}' updates a state from the batch: what it "
+            "stores would be released without noise. Remove or freeze the "
+            "layer that does it (for BatchNormalization: set "
+            "`layer.trainable = False`, or use GroupNormalization)."
+        )
+    bodies = operations.function_bodies(op, graph)
+    if not bodies:
+        raise Unproven(f"{op.type} '{op.name}' has an effect of its own")
+    for body in bodies:
+        for inner in body.get_operations():
+            if not inner.op_def.is_stateful or inner.type in _HARMLESS_EFFECTS:
+                continue
+            if any(i.dtype != tf.resource for i in inner.inputs):
+                _require_no_effect(inner, body)

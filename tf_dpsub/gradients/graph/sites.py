@@ -1,0 +1,466 @@
+"""Sites: the operations in which a weight meets the batch.
+
+A site knows the per-example gradients with respect to the tensor that enters
+the operation (`weight`), from two per-example tensors: what the operation
+multiplies it by, and the gradient of the loss at its output. It keeps them
+with the batch in front, as float32.
+
+Source of the norm of a sum of outer products by Gram matrices: Li, Tramèr,
+Liang, Hashimoto, "Large Language Models Can Be Strong Differentially Private
+Learners" (2022), section 4.
+"""
+
+import abc
+import string
+
+import numpy as np
+import tensorflow as tf
+
+from tf_dpsub.gradients.graph.constants import static_shape
+from tf_dpsub.gradients.graph.states import Unproven
+from tf_dpsub.gradients.operator import scale_rows
+from tf_dpsub.gradients.operator import sum_squares
+
+# Up to so many floats, rows are kept: the weighted sum then reuses them.
+KEPT_ROWS = 2**22
+
+# Below this share of the magnitudes in it, a norm computed from Gram matrices
+# has lost too many digits: rows are formed instead.
+CANCELLATION = 2.0**-12
+
+# Squares of entries below 2^-63 may be flushed to zero: no factor counts as
+# smaller than it would be with this mean square.
+_UNDERFLOW = 2.0**-100
+
+
+def size(shape):
+    """Number of entries, an int."""
+    return int(np.prod(shape, dtype=np.int64))
+
+
+def batch_first(tensor, state, batch_size):
+    """`tensor` as `[batch, outer, inner, ...]`, in float32 if it is a float.
+
+    The axis that holds the batch is taken apart, and `outer` and `inner` stay
+    in its place.
+    """
+    if tensor.dtype.is_floating:
+        tensor = tf.cast(tensor, tf.float32)
+    shape, axis = static_shape(tensor), state.axis
+    split = [state.outer, batch_size, state.inner]
+    if axis or state.outer > 1:
+        tensor = tf.reshape(tensor, shape[:axis] + split + shape[axis + 1 :])
+        rank = len(shape) + 2
+        others = [k for k in range(rank) if k != axis + 1]
+        tensor = tf.transpose(tensor, [axis + 1, *others])
+    return tf.reshape(
+        tensor,
+        [batch_size, *shape[:axis], state.outer, state.inner, *shape[axis + 1 :]],
+    )
+
+
+class Site(abc.ABC):
+    """One use of a weight by the batch.
+
+    Attributes:
+        weight: the public tensor that enters the operation.
+        shape: its static shape.
+        factors: list of tensors `[batch, ...]`; all results follow from them.
+    """
+
+    def __init__(self, weight, factors):
+        self.weight = weight
+        self.shape = static_shape(weight)
+        self.factors = factors
+        self.batch_size = factors[0].shape[0]
+
+    def matrix_factors(self):
+        """Terms along axis 0 and along axis 1 of a weight that is a matrix.
+
+        Returns:
+            Two tensors `[batch, t, size of the axis]`, of which one may be
+            indices `[batch, t]` instead; None where rows are no such sum.
+        """
+        return None
+
+    @abc.abstractmethod
+    def sq_magnitudes(self):
+        """Squares of what bounds a row's norm, and all sums formed for it.
+
+        Returns:
+            Float32 `[batch]`: not finite where the row may not be.
+        """
+
+    @abc.abstractmethod
+    def sq_norms(self):
+        """Squared norms of the rows, `[batch]`."""
+
+    @abc.abstractmethod
+    def rows(self):
+        """`[batch, *shape]`."""
+
+    @abc.abstractmethod
+    def weighted_sum(self, c):
+        """Sum of `c[i]` times row i, of shape `shape`."""
+
+
+class Stored(Site):
+    """Rows that are formed in any case, such as those of a bias."""
+
+    def __init__(self, weight, rows):
+        super().__init__(weight, [rows])
+
+    def sq_magnitudes(self):
+        return self.sq_norms()
+
+    def sq_norms(self):
+        return sum_squares(self.factors[0])
+
+    def rows(self):
+        return self.factors[0]
+
+    def weighted_sum(self, c):
+        return tf.tensordot(c, self.factors[0], 1)
+
+
+class OuterProducts(Site):
+    """Rows that are sums of outer products, in groups.
+
+    `row[b, g] = sum over t of left[b, g, t] outer right[b, g, t]`, reshaped to
+    `parts` (the axes of groups, left and right) and transposed by `order`.
+
+    Args:
+        weight: the tensor that enters the operation.
+        left: `[batch, groups, t, k]`.
+        right: `[batch, groups, t, n]`.
+        parts: list of int, the axes of a row before the transposition.
+        order: list of int, the transposition that gives the weight's axes.
+    """
+
+    def __init__(self, weight, left, right, parts, order):
+        super().__init__(weight, [left, right])
+        self._parts = parts
+        self._order = order
+        _, self.groups, self.terms, self.left_size = left.shape.as_list()
+        self.right_size = right.shape[3]
+
+    def stored_if_small(self):
+        """The same site, with stored rows where that is the cheapest."""
+        if self.terms > 1 and not self._prefers_gram:
+            if self.batch_size * size(self.shape) <= KEPT_ROWS:
+                return Stored(self.weight, self.rows())
+        return self
+
+    @property
+    def _prefers_gram(self):
+        by_rows = self.left_size * self.right_size
+        return self.terms * (self.left_size + self.right_size) < by_rows
+
+    def sq_magnitudes(self):
+        left, right = (tf.reduce_sum(s, 1) for s in self._sq_sizes())
+        return left * right
+
+    def _sq_sizes(self):
+        """Squared norms of both factors, `[batch, groups]`, never too low.
+
+        An underflowing square must not hide a factor from the other one.
+        """
+        return [
+            tf.reduce_sum(tf.square(f), [2, 3]) + _UNDERFLOW * size(f.shape[2:])
+            for f in self.factors
+        ]
+
+    def sq_norms(self):
+        left, right = self._sq_sizes()
+        if self.terms == 1:
+            return tf.reduce_sum(left * right, 1)
+        if not self._prefers_gram:
+            return self._sq_norms_by_rows()
+        gram = tf.reduce_sum(self.gram(0) * self.gram(1), [1, 2, 3])  # [batch]
+        magnitudes = self.sq_magnitudes()
+        tiny = tf.reduce_any(
+            (left < 2 * _UNDERFLOW * self.terms * self.left_size)
+            | (right < 2 * _UNDERFLOW * self.terms * self.right_size),
+            1,
+        )
+        gram = tf.where(tiny, magnitudes, gram)
+        lost = gram < CANCELLATION * magnitudes
+        return tf.cond(
+            tf.reduce_any(lost),
+            lambda: tf.where(lost, self._sq_norms_one_by_one(), gram),
+            lambda: gram,
+        )
+
+    def gram(self, k):
+        """Inner products of the terms of one factor, `[batch, groups, t, t]`."""
+        return tf.matmul(self.factors[k], self.factors[k], transpose_b=True)
+
+    def _products(self, left, right):
+        return tf.matmul(left, right, transpose_a=True)  # [batch, g, k, n]
+
+    def _sq_norms_by_rows(self):
+        if self.batch_size * size(self.shape) > 8 * KEPT_ROWS:
+            return self._sq_norms_one_by_one()
+        return sum_squares(self._products(*self.factors))
+
+    def _sq_norms_one_by_one(self):
+        return tf.map_fn(
+            lambda pair: tf.reduce_sum(tf.square(self._products(*pair))),
+            tuple(self.factors),
+            fn_output_signature=tf.float32,
+        )
+
+    def matrix_factors(self):
+        if self.groups > 1 or len(self._parts) != 2:
+            return None
+        pair = [tf.squeeze(f, 1) for f in self.factors]
+        return pair if self._order == [0, 1] else pair[::-1]
+
+    def example(self, i):
+        """The same site for one example, of a batch of one."""
+        left, right = (f[i][None] for f in self.factors)
+        return OuterProducts(self.weight, left, right, self._parts, self._order)
+
+    def rows(self):
+        products = tf.reshape(
+            self._products(*self.factors), [self.batch_size, *self._parts]
+        )
+        order = [0] + [axis + 1 for axis in self._order]
+        return tf.reshape(
+            _transpose(products, order), [self.batch_size, *self.shape]
+        )
+
+    def weighted_sum(self, c):
+        left, right = self.factors
+        if self.left_size < self.right_size:
+            left = scale_rows(c, left)
+        else:
+            right = scale_rows(c, right)
+        total = tf.matmul(  # [groups, k, n]
+            self._merge_terms(left), self._merge_terms(right), transpose_a=True
+        )
+        total = tf.reshape(total, self._parts)
+        return tf.reshape(_transpose(total, self._order), self.shape)
+
+    def _merge_terms(self, factor):
+        if self.groups > 1:
+            factor = tf.transpose(factor, [1, 0, 2, 3])
+        shape = [self.groups, self.batch_size * self.terms, factor.shape[3]]
+        return tf.reshape(factor, shape)
+
+
+def _transpose(x, order):
+    return x if order == sorted(order) else tf.transpose(x, order)
+
+
+class Lookup(Site):
+    """Rows of a table gathered by per-example indices.
+
+    Args:
+        weight: the table, `[entries, ...]`.
+        indices: `[batch, t]`, int.
+        gradients: `[batch, t, d]`, at the gathered rows.
+    """
+
+    def __init__(self, weight, indices, gradients):
+        super().__init__(weight, [gradients])
+        self.indices = indices
+
+    def _same_entry(self):
+        return tf.cast(
+            self.indices[:, :, None] == self.indices[:, None, :], tf.float32
+        )  # [batch, t, t]
+
+    def sq_magnitudes(self):
+        (gradients,) = self.factors
+        return gradients.shape[1] * sum_squares(gradients)
+
+    def sq_norms(self):
+        # At each term stands the sum over all terms of the same entry, which
+        # is then counted as often as the entry occurs.
+        same = self._same_entry()
+        sums = tf.matmul(same, self.factors[0])  # [batch, t, d]
+        counts = tf.reduce_sum(same, 2)  # [batch, t]
+        return tf.reduce_sum(tf.reduce_sum(tf.square(sums), 2) / counts, 1)
+
+    def matrix_factors(self):
+        return [self.indices, self.factors[0]] if len(self.shape) == 2 else None
+
+    def example(self, i):
+        """The same site for one example, of a batch of one."""
+        return Lookup(
+            self.weight, self.indices[i][None], self.factors[0][i][None]
+        )
+
+    def rows(self):
+        (gradients,) = self.factors
+        entries, width = self.shape[0], gradients.shape[2]
+        offsets = entries * tf.range(self.batch_size, dtype=self.indices.dtype)
+        flat = self.indices + offsets[:, None]
+        rows = tf.math.unsorted_segment_sum(
+            tf.reshape(gradients, [-1, width]),
+            tf.reshape(flat, [-1]),
+            entries * self.batch_size,
+        )
+        return tf.reshape(rows, [self.batch_size, *self.shape])
+
+    def weighted_sum(self, c):
+        scaled = scale_rows(c, self.factors[0])
+        total = tf.math.unsorted_segment_sum(
+            tf.reshape(scaled, [-1, scaled.shape[2]]),
+            tf.reshape(self.indices, [-1]),
+            self.shape[0],
+        )
+        return tf.reshape(total, self.shape)
+
+
+def contraction(op, k, gradient, operand_state, gradient_state, batch_size):
+    """Site of the weight at input `k` of a MatMul, BatchMatMul or Einsum."""
+    weight, operand = op.inputs[k], op.inputs[1 - k]
+    terms, out = _labels(op)
+    weight_labels, operand_labels = list(terms[k]), list(terms[1 - k])
+    if op.type != "Einsum":
+        # Axes of size 1 that BatchMatMul repeats carry no index of their own.
+        sizes = dict(zip(out, static_shape(gradient)))
+
+        def without_repeated(labels, tensor):
+            return [
+                "" if d == 1 and sizes.get(label, 1) > 1 else label
+                for label, d in zip(labels, static_shape(tensor))
+            ]
+
+        weight_labels = without_repeated(weight_labels, weight)
+        operand_labels = without_repeated(operand_labels, operand)
+    batch_label = operand_labels[operand_state.axis]
+    if batch_label in weight_labels:
+        raise Unproven("has a weight with an axis of the batch")
+    left = _Labelled(operand, operand_labels, operand_state, batch_size)
+    right = _Labelled(gradient, list(out), gradient_state, batch_size)
+    for label in weight_labels:
+        if label and label not in left.labels and label not in right.labels:
+            raise Unproven("sums over an axis of the weight alone")
+    left.sum_over(set(left.labels) - set(weight_labels) - set(right.labels))
+    right.sum_over(set(right.labels) - set(weight_labels) - set(left.labels))
+    shared = set(left.labels) & set(right.labels)
+    groups = [x for x in weight_labels if x in shared]
+    summed = [x for x in left.labels if x in shared and x not in groups]
+    lefts = [x for x in weight_labels if x in left.labels and x not in shared]
+    rights = [x for x in weight_labels if x in right.labels and x not in shared]
+    present = groups + lefts + rights
+    sizes = {**left.sizes, **right.sizes}
+    return OuterProducts(
+        weight,
+        left.arranged(groups, summed, lefts),
+        right.arranged(groups, summed, rights),
+        [sizes[x] for x in present],
+        [present.index(x) for x in weight_labels if x],
+    ).stored_if_small()
+
+
+def _labels(op):
+    """Einsum labels of the two inputs and of the output."""
+    if op.type == "Einsum":
+        left, out = op.get_attr("equation").decode().split("->")
+        return left.split(","), out
+    if op.type == "MatMul":
+        transposed = op.get_attr("transpose_a"), op.get_attr("transpose_b")
+    else:
+        transposed = op.get_attr("adj_x"), op.get_attr("adj_y")
+    batch = string.ascii_uppercase[: len(static_shape(op.outputs[0])) - 2]
+    terms = []
+    for tensor, matrix, swap in zip(op.inputs, ("mk", "kn"), transposed):
+        rank = len(static_shape(tensor))
+        own = batch[len(batch) - (rank - 2) :] if rank > 2 else ""
+        terms.append(own + (matrix[::-1] if swap else matrix))
+    return terms, batch + "mn"
+
+
+class _Labelled:
+    """A per-example tensor, batch in front, whose other axes have names.
+
+    The parts that were merged with the batch axis are named "<" and ">".
+    """
+
+    def __init__(self, tensor, labels, state, batch_size):
+        self.tensor = batch_first(tensor, state, batch_size)
+        axis = state.axis
+        self.labels = [*labels[:axis], "<", ">", *labels[axis + 1 :]]
+        # Axes without a name have size 1.
+        shape = self.tensor.shape.as_list()[1:]
+        named = [k for k, label in enumerate(self.labels) if label]
+        self.labels = [self.labels[k] for k in named]
+        self._set(tf.reshape(self.tensor, [batch_size, *(shape[k] for k in named)]))
+
+    def _set(self, tensor):
+        self.tensor = tensor
+        self.sizes = dict(zip(self.labels, tensor.shape.as_list()[1:]))
+
+    def sum_over(self, labels):
+        axes = [k + 1 for k, label in enumerate(self.labels) if label in labels]
+        if axes:
+            self.labels = [label for label in self.labels if label not in labels]
+            self._set(tf.reduce_sum(self.tensor, axes))
+
+    def arranged(self, *parts):
+        """`[batch, ...]` with the axes of each part merged into one."""
+        order = [self.labels.index(label) + 1 for part in parts for label in part]
+        shape = [size([self.sizes[label] for label in part]) for part in parts]
+        tensor = _transpose(self.tensor, [0, *order])
+        return tf.reshape(tensor, [self.tensor.shape[0], *shape])
+
+
+def broadcast(op, k, gradient, operand_state, gradient_state, batch_size):
+    """Site of a weight that is added, multiplied, selected or repeated."""
+    weight = op.inputs[k]
+    shape, out = static_shape(weight), static_shape(gradient)
+    gradient = tf.cast(gradient, tf.float32)
+    if op.type == "Mul":
+        gradient *= tf.cast(op.inputs[1 - k], tf.float32)
+    elif op.type == "Sub" and k == 1:
+        gradient = -gradient
+    elif op.type == "SelectV2":
+        chosen = op.inputs[0] if k == 1 else ~op.inputs[0]
+        gradient = tf.where(chosen, gradient, tf.zeros_like(gradient))
+    if op.type == "BiasAdd" and op.get_attr("data_format") == b"NCHW":
+        shape = [shape[0]] + [1] * (len(out) - 2)
+    aligned = [1] * (len(out) - len(shape)) + shape
+    if op.type == "Tile" and any(d not in (1, n) for d, n in zip(aligned, out)):
+        raise Unproven("repeats a weight")
+    axis = gradient_state.axis
+    rows = batch_first(gradient, gradient_state, batch_size)
+    if aligned[axis] != 1:
+        return Stored(weight, _on_own_slice(rows, axis, aligned, static_shape(weight)))
+    kept = [*aligned[:axis], 1, 1, *aligned[axis + 1 :]]
+    summed = [n + 1 for n, d in enumerate(kept) if d == 1]
+    rows = tf.reduce_sum(rows, summed)
+    return Stored(weight, tf.reshape(rows, [batch_size, *static_shape(weight)]))
+
+
+def _on_own_slice(rows, axis, aligned, shape):
+    """Rows of a weight that has an axis of the batch: zero but in one slice."""
+    batch_size = rows.shape[0]
+    kept = [*aligned[:axis], None, None, *aligned[axis + 1 :]]
+    summed = [n + 1 for n, d in enumerate(kept) if d == 1]
+    rows = tf.reduce_sum(rows, summed, keepdims=True)
+    # [batch, ..., outer, inner, ...] -> [batch, ..., outer, batch, inner, ...]
+    rows = tf.expand_dims(rows, axis + 2)
+    mask = [batch_size] + [1] * (rows.shape.rank - 1)
+    mask[axis + 2] = batch_size
+    return tf.reshape(
+        rows * tf.reshape(tf.eye(batch_size), mask), [batch_size, *shape]
+    )
+
+
+def lookup(op, k, gradient, operand_state, gradient_state, batch_size):
+    """Site of a table at input 0 of a GatherV2."""
+    axis = tf.get_static_value(op.inputs[2])
+    if op.get_attr("batch_dims") != 0 or axis is None or int(axis) != 0:
+        raise Unproven("gathers along an axis other than 0")
+    indices = batch_first(op.inputs[1], operand_state, batch_size)
+    gradient = batch_first(gradient, gradient_state, batch_size)
+    terms = size(indices.shape[1:])
+    return Lookup(
+        op.inputs[0],
+        tf.reshape(indices, [batch_size, terms]),
+        tf.reshape(gradient, [batch_size, terms, -1]),
+    )

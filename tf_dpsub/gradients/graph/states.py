@@ -1,0 +1,59 @@
+"""What a tensor may depend on, and what is raised where it cannot be proved."""
+
+import dataclasses
+
+
+class Unproven(Exception):
+    """It could not be proved that a row depends on its own example alone."""
+
+
+class MixesExamples(Unproven):
+    """It was proved that an operation mixes the examples of a batch."""
+
+
+class UpdatesState(ValueError):
+    """A state that outlives the step is computed from the batch."""
+
+
+class _Public:
+    def __repr__(self):
+        return "PUBLIC"
+
+
+PUBLIC = _Public()
+
+
+@dataclasses.dataclass(frozen=True)
+class PerExample:
+    """Each slice along an axis depends on one example only.
+
+    The axis may hold other axes merged with that of the batch: its size is
+    `outer * batch_size * inner`, and the slice `(o * batch_size + b) * inner
+    + i` depends on example `b`.
+
+    Attributes:
+        axis: int, the axis.
+        outer: int, size of what was merged before the batch.
+        inner: int, size of what was merged after it.
+    """
+
+    axis: int
+    outer: int
+    inner: int
+
+    def moved_to(self, axis):
+        """The same merging, on another axis."""
+        return PerExample(axis, self.outer, self.inner)
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixed:
+    """Nothing has been proved.
+
+    Attributes:
+        reason: str, names the operation, and says what is not proved.
+        mixes: bool, whether that operation is known to mix examples.
+    """
+
+    reason: str
+    mixes: bool

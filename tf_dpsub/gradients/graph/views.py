@@ -1,0 +1,59 @@
+"""Views of a weight: other shapes, orders and types of the same numbers."""
+
+import dataclasses
+
+import tensorflow as tf
+
+from tf_dpsub.gradients.graph.constants import static_shape
+
+_VIEWS = frozenset(
+    "Cast EnsureShape ExpandDims Identity Neg Reshape Squeeze Transpose".split()
+)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class View:
+    """How a tensor is read from a variable, number by number.
+
+    Norms are the same on both sides, and gradients are pulled back without
+    leaving float32, whatever the casts on the way.
+
+    Attributes:
+        source: the tensor that was read.
+        ops: tuple of the operations on the way, first to last.
+    """
+
+    source: tf.Tensor
+    ops: tuple
+
+    def through(self, op):
+        """The view one operation further, or None if that computes."""
+        if op.type not in _VIEWS:
+            return None
+        if op.type == "Transpose" and self._permutation(op) is None:
+            return None
+        return View(self.source, (*self.ops, op))
+
+    def pull_back(self, gradient):
+        """A gradient at the source from one at the end of the view."""
+        return self.pull_back_rows(gradient[None])[0] if self.ops else gradient
+
+    def pull_back_rows(self, rows):
+        """The same for a stack of gradients, `[batch, ...]`."""
+        for op in reversed(self.ops):
+            if op.type == "Neg":
+                rows = -rows
+            elif op.type == "Transpose":
+                order = [0] * rows.shape.rank
+                for after, before in enumerate(self._permutation(op)):
+                    order[before + 1] = after + 1
+                rows = tf.transpose(rows, order)
+            else:
+                shape = static_shape(op.inputs[0])
+                rows = tf.reshape(rows, [rows.shape[0], *shape])
+        return rows
+
+    @staticmethod
+    def _permutation(op):
+        value = tf.get_static_value(op.inputs[1])
+        return None if value is None else [int(a) for a in value]

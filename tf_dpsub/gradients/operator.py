@@ -1,0 +1,117 @@
+"""The operator of per-example gradients: what a mechanism may ask of it."""
+
+import abc
+
+import keras
+import tensorflow as tf
+
+# PRIVACY: a squared norm is computed with a relative error far below this
+# share of the squared sum of magnitudes that went into it.
+ROUNDING_MARGIN = 2.0**-18
+
+
+class PerExampleGradients(abc.ABC):
+    """The matrix of per-example gradients, batch x parameters, never stored.
+
+    Row i is the gradient of the loss of example i with respect to
+    `variables`. All results are float32, whatever the model computes in.
+
+    Formal guarantees: row i depends on example i, on the weights and on
+    public randomness, and on nothing else. Rows of examples that are not
+    `valid` are exactly zero. For every c in [0, 1]^batch, row i changes what
+    `weighted_sum(c)` returns by a vector whose norm is at most
+    `c[i] * sqrt(sq_norm_bounds()[i])`, rounding included up to the margin of
+    2^-10 that mechanisms keep when they clip: norm and sum are computed from
+    the same float32 numbers.
+
+    Attributes:
+        variables: list of the variables, in the order of all results.
+        batch_size: int, number of rows.
+        valid: bool tensor of shape `[batch]`, false where a row is not finite
+            or too large to be squared in float32.
+    """
+
+    def __init__(self, variables, batch_size):
+        self.variables = list(variables)
+        self.batch_size = batch_size
+
+    @abc.abstractmethod
+    def sq_norms(self, variables=None):
+        """Squared norms of the rows.
+
+        Args:
+            variables: list, the variables that count. Defaults to all.
+
+        Returns:
+            Float32 tensor of shape `[batch]`.
+        """
+
+    @abc.abstractmethod
+    def sq_norm_bounds(self, variables=None):
+        """Upper bounds of the squared norms, rounding errors included.
+
+        Args:
+            variables: list, the variables that count. Defaults to all.
+
+        Returns:
+            Float32 tensor of shape `[batch]`, finite, zero where not `valid`.
+        """
+
+    @abc.abstractmethod
+    def rows(self, variable):
+        """Rows of one variable: the only call that stores them.
+
+        Returns:
+            Float32 tensor of shape `[batch, *variable.shape]`.
+        """
+
+    @abc.abstractmethod
+    def weighted_sum(self, c):
+        """Sum of `c[i]` times row i.
+
+        Args:
+            c: float32 tensor of shape `[batch]`.
+
+        Returns:
+            List of float32 tensors, one of each variable's shape.
+        """
+
+    def project(self, basis):
+        """Coordinates of the rows in a basis.
+
+        Args:
+            basis: list aligned with `variables` of float32 tensors of shape
+                `[size of the variable, k]`.
+
+        Returns:
+            Float32 tensor of shape `[batch, k]`.
+        """
+        return tf.add_n(
+            [
+                tf.matmul(tf.reshape(self.rows(v), [self.batch_size, -1]), b)
+                for v, b in zip(self.variables, basis, strict=True)
+            ]
+        )
+
+
+def tf_variable(variable):
+    """The `tf.Variable` of a Keras variable, or the variable itself."""
+    if isinstance(variable, keras.Variable):
+        return variable.value
+    return variable
+
+
+def sum_squares(x):
+    """Squared norms of the rows of `x`, of shape `[batch, ...]`."""
+    return tf.reduce_sum(tf.square(x), axis=list(range(1, x.shape.rank)))
+
+
+def scale_rows(c, x):
+    """`c[i] * x[i]` for `c` of shape `[batch]`, `x` of shape `[batch, ...]`."""
+    return tf.reshape(c, [-1] + [1] * (x.shape.rank - 1)) * x
+
+
+def mask_rows(valid, x):
+    """`x` with zeros in the rows that are not valid, even where NaN."""
+    shape = [-1] + [1] * (x.shape.rank - 1)
+    return tf.where(tf.reshape(valid, shape), x, tf.zeros_like(x))

@@ -1,0 +1,216 @@
+"""Which implementation serves a model: decided once, before any step."""
+
+import tensorflow as tf
+from absl import logging
+
+from tf_dpsub import gradients
+from tf_dpsub.gradients import operator
+from tf_dpsub.gradients.graph import provenance
+
+# Relative error of the self-check, by the precision of the model's products.
+_TOLERANCE = {"float32": 1e-3, "float64": 1e-3}
+_LOW_PRECISION_TOLERANCE = 5e-2
+
+
+def select_implementation(
+    loss_fn,
+    inputs,
+    variables,
+    *,
+    requested="auto",
+    states=(),
+    compute_dtype="float32",
+    name="model",
+):
+    """Chooses how per-example gradients of a model are computed.
+
+    The graph walk is traced, and checked against an ordinary gradient on
+    synthetic inputs. Where its proof fails, one example at a time is taken
+    instead, and one log line says so and names the operation.
+
+    Formal guarantees: nothing private is read. What is chosen is private
+    whatever the check says: the walk rests on its proof, which is repeated
+    whenever a step is traced, and the other implementations on seeing one
+    example at a time.
+
+    Args:
+        loss_fn: as for `per_example_gradients`, without a loss scale.
+        inputs: structure of `tf.TensorSpec` of static shapes, batch in front.
+        variables: list of trainable variables.
+        requested: string, `"auto"`, `"graph"` or `"vectorized_map"`. Defaults
+            to `"auto"`.
+        states: list of variables that a forward pass may change; their values
+            are restored. Defaults to `()`.
+        compute_dtype: string, the precision of the model. Defaults to
+            `"float32"`.
+        name: string, names the model in the log. Defaults to `"model"`.
+
+    Returns:
+        `"graph"`, `"vectorized_map"` or `"map_fn"`.
+
+    Raises:
+        MixesExamples: if it mixes examples, unless one example at a time was
+            requested.
+        Unproven: if `requested="graph"` and the proof or the check fails.
+    """
+    reason = "as requested"
+    if requested != "vectorized_map":
+        try:
+            error = _self_check(loss_fn, inputs, variables, states)
+            tolerance = _TOLERANCE.get(compute_dtype, _LOW_PRECISION_TOLERANCE)
+            if error <= tolerance:
+                logging.info(
+                    "Per-example gradients of %s: graph walk, proved; differs "
+                    "from the ordinary gradient by %.1e.",
+                    name,
+                    error,
+                )
+                return "graph"
+            raise gradients.Unproven(
+                f"the self-check differs from the ordinary gradient by {error}"
+            )
+        except gradients.MixesExamples as e:
+            raise gradients.MixesExamples(
+                f"{name} mixes the examples of a batch: {e}. A per-example "
+                "gradient has no meaning then. Remove the operation (use "
+                "GroupNormalization for BatchNormalization, a loss of one "
+                "example), or, if each example alone has a meaning, pass "
+                'per_example="vectorized_map" to the optimizer.'
+            ) from e
+        except gradients.Unproven as e:
+            if requested == "graph":
+                raise
+            reason = str(e)
+    chosen = _one_at_a_time(loss_fn, inputs, variables)
+    logging.warning(
+        "Per-example gradients of %s: %s, one example at a time, which is "
+        "slower (%s).",
+        name,
+        chosen,
+        reason,
+    )
+    return chosen
+
+
+def changed_states(loss_fn, inputs, states):
+    """Which states a forward pass changes, by public values alone.
+
+    Args:
+        loss_fn: as for `per_example_gradients`.
+        inputs: structure of `tf.TensorSpec` of static shapes, batch in front.
+        states: list of variables that are not trained.
+
+    Returns:
+        List of those that are assigned, such as seeds of dropout.
+
+    Raises:
+        UpdatesState: if a variable is assigned a value that depends on the
+            batch.
+    """
+    changed = []
+
+    def forward(batch):
+        losses, _ = loss_fn(batch)
+        graph, flat = losses.graph, tf.nest.flatten(batch)
+        proof = provenance.Provenance(graph, flat, losses.shape[0])
+        try:
+            proof.require_no_state_update(graph)
+        except gradients.Unproven as e:
+            # Effects other than on variables are left to the implementations.
+            logging.debug("%s", e)
+        assigned = {
+            op.inputs[0].ref()
+            for op in graph.get_operations()
+            if op.type.startswith("Assign")
+        }
+        changed[:] = [
+            v for v in states if provenance.handle(v).ref() in assigned
+        ]
+        return losses
+
+    _trace(forward, inputs)
+    return changed
+
+
+def _trace(function, inputs):
+    """A traced function that is thrown away."""
+    traced = tf.function(function, autograph=False)
+    return traced.get_concrete_function(inputs)
+
+
+def _self_check(loss_fn, inputs, variables, states):
+    """Relative error of a weighted sum of rows, on synthetic inputs."""
+    plain = [operator.tf_variable(v) for v in variables]
+
+    def check(batch):
+        found = []
+
+        def observed(batch):
+            losses, aux = loss_fn(batch)
+            found.append(losses)
+            return losses, aux
+
+        rows, _ = gradients.per_example_gradients(observed, batch, variables)
+        c = tf.where(rows.valid, tf.random.uniform([rows.batch_size]), 0.0)
+        sums = rows.weighted_sum(c)
+        losses = tf.where(rows.valid, found[0], 0.0)
+        expected = tf.gradients(tf.reduce_sum(c * losses), plain)
+        errors = []
+        for total, gradient in zip(sums, expected):
+            if gradient is None:
+                gradient = tf.zeros_like(total)
+            gradient = tf.cast(tf.convert_to_tensor(gradient), tf.float32)
+            errors.append([tf.norm(total - gradient), tf.norm(gradient)])
+        return tf.linalg.global_norm([e for e, _ in errors]) / (
+            tf.linalg.global_norm([n for _, n in errors]) + 1e-30
+        )
+
+    check = _trace(check, inputs)
+    before = [tf.identity(operator.tf_variable(v)) for v in states]
+    error = float(check(tf.nest.map_structure(_synthetic, inputs)))
+    for variable, value in zip(states, before):
+        operator.tf_variable(variable).assign(value)
+    # Where random labels have no finite loss, there is nothing to compare.
+    return error if error == error else 0.0
+
+
+def _synthetic(spec):
+    generator = tf.random.Generator.from_seed(0)
+    if spec.dtype.is_floating:
+        return tf.cast(generator.uniform(spec.shape), spec.dtype)
+    if spec.dtype.is_integer:
+        return tf.cast(generator.uniform(spec.shape) > 0.5, spec.dtype)
+    if spec.dtype == tf.bool:
+        return tf.ones(spec.shape, tf.bool)
+    return tf.fill(spec.shape, "")
+
+
+def _one_at_a_time(loss_fn, inputs, variables):
+    """`"vectorized_map"` where TensorFlow can run it, else `"map_fn"`."""
+
+    def rows(batch):
+        found, _ = gradients.per_example_gradients(
+            loss_fn, batch, variables, "vectorized_map"
+        )
+        return found.sq_norms()
+
+    try:
+        traced = _trace(rows, inputs)
+    except Exception as e:  # whatever a converter of TensorFlow may raise
+        logging.info("tf.vectorized_map cannot run the model: %s", e)
+        return "map_fn"
+    return "map_fn" if _crashes_onednn(traced.graph) else "vectorized_map"
+
+
+def _crashes_onednn(graph):
+    """Whether a kernel for CPU would write out of bounds.
+
+    In TensorFlow 2.21 the oneDNN kernel of BatchMatMul does so when it repeats
+    an operand of lower rank.
+    """
+    for op in graph.get_operations():
+        if op.type.startswith("BatchMatMul"):
+            a, b = (i.shape.rank for i in op.inputs)
+            if a is None or a != b:
+                return True
+    return False

@@ -1,0 +1,48 @@
+"""The networks of the papers, as plain Keras models that return logits."""
+
+import difflib
+
+from tf_dpsub.models.cnn import mnist_cnn
+from tf_dpsub.models.mlp import mlp
+from tf_dpsub.models.resnet import resnet20_gn, wide_resnet_gn
+
+NAMES = {
+    "mlp": mlp,
+    "mnist_cnn": mnist_cnn,
+    "resnet20_gn": resnet20_gn,
+    "wide_resnet_gn": wide_resnet_gn,
+}
+
+
+def get(name, input_shape, num_classes, **kwargs):
+    """Builds a model by its name.
+
+    Args:
+        name: str, one of `tf_dpsub.models.NAMES`.
+        input_shape: tuple of ints, the shape of one example.
+        num_classes: int, number of logits.
+        **kwargs: further arguments of that model's function.
+
+    Returns:
+        A built `keras.Model`.
+
+    Raises:
+        ValueError: if no model has that name.
+
+    Example:
+
+    ```python
+    data = tf_dpsub.data.load("digits")
+    model = tf_dpsub.models.get("mlp", data.input_shape, data.num_classes)
+    ```
+    """
+    if name not in NAMES:
+        close = difflib.get_close_matches(str(name), NAMES, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise ValueError(
+            f"Expected the name of a model, one of {', '.join(NAMES)}, "
+            f"got {name!r}.{hint}"
+        )
+    return NAMES[name](
+        input_shape=tuple(input_shape), num_classes=num_classes, **kwargs
+    )

@@ -1,0 +1,140 @@
+"""Residual networks for small images, with GroupNorm instead of BatchNorm.
+
+BatchNorm makes the output for one example depend on the others, so that no
+per-example gradient exists; GroupNorm normalises each example alone.
+"""
+
+import keras
+
+_STAGES = 3
+
+
+def resnet20_gn(input_shape=(32, 32, 3), num_classes=10, groups=4):
+    """Builds the CIFAR ResNet-20, with GroupNorm.
+
+    Three stages of three blocks with 16, 32 and 64 filters; the first block
+    of the second and third stage halves the image. Where the shape changes,
+    the shortcut is a 1×1 convolution and a GroupNorm (option B of the ResNet
+    paper). 272,474 parameters for 32×32×3 inputs and 10 classes.
+
+    Args:
+        input_shape: tuple of ints, height, width and channels of one image.
+            Defaults to `(32, 32, 3)`.
+        num_classes: int, number of logits. Defaults to `10`.
+        groups: int, groups of every GroupNorm, a divisor of 16. Defaults to
+            `4`, as in the GEP authors' code.
+
+    Returns:
+        A built `keras.Model`, from `[batch, height, width, channels]` to
+        logits `[batch, num_classes]`.
+
+    Reference:
+        - [He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition,
+          CVPR 2016, Section 4.2](https://arxiv.org/abs/1512.03385)
+        - [Yu, Zhang, Chen, Liu: Do Not Let Privacy Overbill Utility: Gradient
+          Embedding Perturbation for Private Learning, ICLR 2021](
+          https://arxiv.org/abs/2102.12677)
+    """
+    inputs = keras.Input(input_shape)
+    x = _norm_relu(_conv(inputs, 16), groups)
+    x = _stages(x, _block, width=1, blocks=3, groups=groups)
+    return _classifier(inputs, x, num_classes, "resnet20_gn")
+
+
+def wide_resnet_gn(
+    input_shape=(32, 32, 3), num_classes=10, depth=28, width=4, groups=16
+):
+    """Builds a wide residual network (WRN), with GroupNorm.
+
+    Three stages of `(depth - 4) / 6` pre-activated blocks with 16, 32 and 64
+    times `width` filters. Where the shape changes, the shortcut is a 1×1
+    convolution of the activated input. WRN-28-4 has 5,849,050 parameters for
+    32×32×3 inputs and 10 classes.
+
+    Args:
+        input_shape: tuple of ints, height, width and channels of one image.
+            Defaults to `(32, 32, 3)`.
+        num_classes: int, number of logits. Defaults to `10`.
+        depth: int, number of convolutional layers, 6n + 4. Defaults to `28`.
+        width: int, factor on the number of filters. Defaults to `4`.
+        groups: int, groups of every GroupNorm, a divisor of 16. Defaults to
+            `16`.
+
+    Returns:
+        A built `keras.Model`, from `[batch, height, width, channels]` to
+        logits `[batch, num_classes]`.
+
+    Raises:
+        ValueError: if `depth` is not 6n + 4 for some n ≥ 1.
+
+    Reference:
+        - [Zagoruyko, Komodakis: Wide Residual Networks, BMVC 2016](
+          https://arxiv.org/abs/1605.07146)
+        - [Yu, Zhang, Chen, Yin, Liu: Large Scale Private Learning via
+          Low-rank Reparametrization, ICML 2021](
+          https://arxiv.org/abs/2106.09352)
+    """
+    blocks, rest = divmod(depth - 4, 2 * _STAGES)
+    if blocks < 1 or rest:
+        raise ValueError(
+            "Expected depth = 6n + 4 with n >= 1 (10, 16, 22, 28, ...), "
+            f"because a WRN has three stages of n blocks, got {depth}."
+        )
+    inputs = keras.Input(input_shape)
+    x = _conv(inputs, 16)
+    x = _stages(x, _preactivated_block, width, blocks, groups)
+    x = _norm_relu(x, groups)
+    return _classifier(
+        inputs, x, num_classes, f"wide_resnet_gn_{depth}_{width}"
+    )
+
+
+def _stages(x, block, width, blocks, groups):
+    for stage in range(_STAGES):
+        for i in range(blocks):
+            strides = 2 if stage > 0 and i == 0 else 1
+            x = block(x, 16 * width * 2**stage, strides, groups)
+    return x
+
+
+def _block(x, filters, strides, groups):
+    shortcut = x
+    if strides != 1 or x.shape[-1] != filters:
+        shortcut = _norm(_conv(x, filters, size=1, strides=strides), groups)
+    x = _norm_relu(_conv(x, filters, strides=strides), groups)
+    x = _norm(_conv(x, filters), groups)
+    return keras.layers.ReLU()(keras.layers.Add()([x, shortcut]))
+
+
+def _preactivated_block(x, filters, strides, groups):
+    shortcut = x
+    x = _norm_relu(x, groups)
+    if strides != 1 or x.shape[-1] != filters:
+        shortcut = _conv(x, filters, size=1, strides=strides)
+    x = _norm_relu(_conv(x, filters, strides=strides), groups)
+    return keras.layers.Add()([_conv(x, filters), shortcut])
+
+
+def _conv(x, filters, size=3, strides=1):
+    return keras.layers.Conv2D(
+        filters,
+        size,
+        strides=strides,
+        padding="same",
+        use_bias=False,
+        kernel_initializer="he_normal",
+    )(x)
+
+
+def _norm(x, groups):
+    return keras.layers.GroupNormalization(groups)(x)
+
+
+def _norm_relu(x, groups):
+    return keras.layers.ReLU()(_norm(x, groups))
+
+
+def _classifier(inputs, x, num_classes, name):
+    x = keras.layers.GlobalAveragePooling2D()(x)
+    logits = keras.layers.Dense(num_classes, name="logits")(x)
+    return keras.Model(inputs, logits, name=name)

@@ -1,0 +1,291 @@
+"""The base of all private optimizers."""
+
+import abc
+import math
+
+import keras
+import tensorflow as tf
+
+from tf_dpsub.optimizers import noise
+
+PER_EXAMPLE = ("auto", "graph", "vectorized_map")
+
+
+class PrivateOptimizer(keras.optimizers.Optimizer):
+    """Makes a Keras optimizer private: it sees only what a mechanism releases.
+
+    A subclass is one mechanism. It says how the gradients of a microbatch are
+    summed (`clipped_sums`), how noisy gradients follow from the sums of a whole
+    batch (`privatize`), and which event accounts for one such release
+    (`effective_noise_multiplier`).
+
+    Args:
+        optimizer: Keras optimizer, or its name. It applies the gradients.
+        noise_multiplier: float, standard deviation of the noise relative to
+            `l2_norm_clip`. With `0`, nothing is private.
+        l2_norm_clip: float, the norm to which per-example gradients are
+            clipped; `inf` for no clipping, if `noise_multiplier` is 0.
+        batch_size: int, the public, expected batch size: the only number a sum
+            is ever divided by.
+        microbatch_size: int, how many examples are processed at a time. It
+            changes speed and memory, never the result. Defaults to `None`,
+            chosen for the device.
+        per_example: string, `"graph"` (raises where nothing can be proved),
+            `"vectorized_map"` (one example at a time), or `"auto"` (the first
+            that applies). Defaults to `"auto"`.
+        seed: int, makes noise and sampling reproducible, for experiments: the
+            statement then says so. Defaults to `None`, fresh entropy.
+        secure_noise: bool, whether noise is drawn from the operating system's
+            cryptographic generator, which is slow. Defaults to `False`.
+        name: string. Defaults to `None`.
+
+    Raises:
+        ValueError: if an argument is out of range, or if `optimizer` is private
+            itself or scales the loss.
+    """
+
+    def __init__(
+        self,
+        optimizer,
+        *,
+        noise_multiplier,
+        l2_norm_clip,
+        batch_size,
+        microbatch_size=None,
+        per_example="auto",
+        seed=None,
+        secure_noise=False,
+        name=None,
+    ):
+        super().__init__(learning_rate=0.0, name=name)
+        self.inner_optimizer = _checked_inner(optimizer)
+        _check_privacy(noise_multiplier, l2_norm_clip)
+        _check_count("batch_size", batch_size)
+        if microbatch_size is not None:
+            _check_count("microbatch_size", microbatch_size)
+        if per_example not in PER_EXAMPLE:
+            raise ValueError(
+                f"Expected per_example in {PER_EXAMPLE}, got {per_example!r}."
+            )
+        if seed is not None and not (_is_int(seed) and seed >= 0):
+            raise ValueError(f"Expected seed >= 0 (int) or None, got {seed!r}.")
+        self._noise_multiplier = float(noise_multiplier)
+        self._l2_norm_clip = float(l2_norm_clip)
+        self._batch_size = int(batch_size)
+        self.microbatch_size = microbatch_size
+        self.per_example = per_example
+        self._seed = seed
+        self.secure_noise = bool(secure_noise)
+
+    # Public, and frozen: the ledger has recorded them.
+    noise_multiplier = property(lambda self: self._noise_multiplier)
+    l2_norm_clip = property(lambda self: self._l2_norm_clip)
+    batch_size = property(lambda self: self._batch_size)
+    seed = property(lambda self: self._seed)
+
+    # The mechanism.
+
+    def prepare(self, model):
+        """Refreshes public state before a step. Touches nothing private."""
+
+    @abc.abstractmethod
+    def sum_shapes(self):
+        """Shapes of what `clipped_sums` returns."""
+
+    @abc.abstractmethod
+    def clipped_sums(self, gradients, keep):
+        """Sums the clipped contributions of the examples of a microbatch.
+
+        Args:
+            gradients: `tf_dpsub.gradients.PerExampleGradients`.
+            keep: float32 tensor of shape `[batch]`, 0 for rows that only pad
+                the batch and 1 for examples.
+
+        Returns:
+            List of float32 tensors, which add over microbatches.
+        """
+
+    @abc.abstractmethod
+    def noise_stddevs(self):
+        """Standard deviations of the noise that `privatize` adds, by sum."""
+
+    @abc.abstractmethod
+    def privatize(self, noisy_sums):
+        """Reconstructs gradients from what was released.
+
+        Args:
+            noisy_sums: list of float32 tensors: the sums of `clipped_sums` over
+                a whole batch, with noise.
+
+        Returns:
+            List of float32 gradients, one for each trainable variable.
+        """
+
+    @property
+    @abc.abstractmethod
+    def effective_noise_multiplier(self):
+        """Noise multiplier of the one Gaussian that accounts for a step.
+
+        It is 0 if a step is not private.
+        """
+
+    # One step.
+
+    def release(self, sums, regularization=None):
+        """Adds noise to the sums of a batch, and applies the gradients.
+
+        Over several replicas the sums are added up first, and the noise is
+        drawn once, on the first replica, inside that one reduction.
+
+        Args:
+            sums: list of float32 tensors, the sums of this replica.
+            regularization: list of gradients of weight regularisers, or None
+                for each variable without one. They depend on weights alone and
+                enter after the noise. Defaults to `None`.
+        """
+        key = self._noise_key.advance()
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        stddevs = self.noise_stddevs()
+        if any(stddevs) and _is_first_replica():
+            draws = noise.gaussian(
+                key, [s.shape for s in sums], stddevs, self.secure_noise
+            )
+            sums = [s + z for s, z in zip(sums, draws)]
+        if replicas > 1:
+            sums = tf.distribute.get_replica_context().all_reduce(
+                tf.distribute.ReduceOp.SUM, sums
+            )
+        gradients = self.privatize(sums)
+        if regularization is not None:
+            gradients = [
+                g if r is None else g + tf.cast(r, tf.float32)
+                for g, r in zip(gradients, regularization)
+            ]
+        # Keras adds the gradients of the replicas up again.
+        gradients = [
+            tf.cast(g / replicas, v.dtype)
+            for g, v in zip(gradients, self._trainable_variables)
+        ]
+        self.inner_optimizer.apply(gradients, self._trainable_variables)
+
+    # What Keras expects of an optimizer.
+
+    def build(self, variables):
+        if self.built:
+            return
+        self.inner_optimizer.build(variables)
+        super().build(variables)
+        # In a plain object, which neither Keras nor TensorFlow tracks.
+        self._noise_key = noise.NoiseKey(self.seed)
+
+    @property
+    def variables(self):
+        return self._variables + self.inner_optimizer.variables
+
+    @property
+    def learning_rate(self):
+        return self.inner_optimizer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, learning_rate):
+        self.inner_optimizer.learning_rate = learning_rate
+
+    @property
+    def iterations(self):
+        return self.inner_optimizer.iterations
+
+    def finalize_variable_values(self, var_list):
+        self.inner_optimizer.finalize_variable_values(var_list)
+
+    def apply(self, grads, trainable_variables=None):
+        self._refuse()
+
+    def stateless_apply(self, optimizer_variables, grads, trainable_variables):
+        self._refuse()
+
+    def scale_loss(self, loss):
+        self._refuse()
+
+    def _refuse(self):
+        raise RuntimeError(
+            f"{type(self).__name__} was used outside of a private model: a "
+            "plain model hands it gradients that are neither clipped nor "
+            "noisy. Nothing was trained. Wrap the model first: "
+            "`model = tf_dpsub.make_private(model)`."
+        )
+
+    def get_config(self):
+        return {
+            "optimizer": keras.saving.serialize_keras_object(
+                self.inner_optimizer
+            ),
+            "noise_multiplier": self.noise_multiplier,
+            "l2_norm_clip": self.l2_norm_clip,
+            "batch_size": self.batch_size,
+            "microbatch_size": self.microbatch_size,
+            "per_example": self.per_example,
+            "seed": self.seed,
+            "secure_noise": self.secure_noise,
+            "name": self.name,
+        }
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        config = dict(config)
+        inner = keras.saving.deserialize_keras_object(
+            config.pop("optimizer"), custom_objects=custom_objects
+        )
+        return cls(inner, **config)
+
+
+def _checked_inner(optimizer):
+    optimizer = keras.optimizers.get(optimizer)
+    if isinstance(optimizer, PrivateOptimizer):
+        raise ValueError(
+            f"Expected a plain inner optimizer, got {type(optimizer).__name__}, "
+            "which is private itself. Wrap its `inner_optimizer` instead."
+        )
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) or (
+        optimizer.loss_scale_factor is not None
+    ):
+        raise ValueError(
+            "Expected an inner optimizer without loss scaling, got "
+            f"{type(optimizer).__name__} with it: scaling would move the "
+            "gradients against the clip. A private model scales float16 losses "
+            "itself, by a constant. Pass the plain optimizer."
+        )
+    return optimizer
+
+
+def _check_privacy(noise_multiplier, l2_norm_clip):
+    if not noise_multiplier >= 0 or math.isinf(noise_multiplier):
+        raise ValueError(
+            f"Expected finite noise_multiplier >= 0, got {noise_multiplier}."
+        )
+    if not l2_norm_clip > 0:
+        raise ValueError(f"Expected l2_norm_clip > 0, got {l2_norm_clip}.")
+    if math.isinf(l2_norm_clip) and noise_multiplier > 0:
+        raise ValueError(
+            "Expected a finite l2_norm_clip with noise_multiplier > 0, got "
+            "inf: without a clip no amount of noise makes a sum private."
+        )
+
+
+def _is_int(value):
+    return hasattr(value, "__index__") and not isinstance(value, bool)
+
+
+def _check_count(name, value):
+    if not (_is_int(value) and value > 0):
+        raise ValueError(f"Expected {name} >= 1 (int), got {value!r}.")
+
+
+def _is_first_replica():
+    context = tf.distribute.get_replica_context()
+    index = tf.get_static_value(context.replica_id_in_sync_group)
+    if index is None:
+        raise NotImplementedError(
+            "The distribution strategy does not tell which replica a step is "
+            "traced for. Use MirroredStrategy or MultiWorkerMirroredStrategy."
+        )
+    return int(index) == 0

@@ -1,0 +1,998 @@
+"""Private training of any Keras model, by composition."""
+
+import dataclasses
+import functools
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import tree
+from keras.src import backend
+from keras.src.trainers.data_adapters import array_slicing
+from keras.src.trainers.data_adapters import data_adapter_utils
+
+from tf_dpsub import accounting
+from tf_dpsub import gradients
+from tf_dpsub.callbacks import private_selection
+from tf_dpsub.data import poisson_batches
+from tf_dpsub.gradients import operator
+from tf_dpsub.gradients import selection
+from tf_dpsub.optimizers.private_optimizer import PrivateOptimizer
+from tf_dpsub.per_example_loss import PerExampleLoss
+
+# float16 losses are multiplied by this constant, which is public: gradients
+# would underflow. Rows are divided by it in float32, before their norms.
+_FLOAT16_LOSS_SCALE = 1024.0
+
+# Examples at a time: on a CPU, larger microbatches leave the caches.
+_CPU_MICROBATCH = 64
+_GPU_MICROBATCH = 512
+
+# Steps written to the ledger's file at a time, before they run.
+_RESERVED_STEPS = 100
+
+
+@dataclasses.dataclass
+class _Run:
+    """What a call of `fit` will do.
+
+    Attributes:
+        entry: `accounting.LedgerEntry` of its steps.
+        steps_per_epoch: int, or None where it is not known.
+        epochs: int, how many it will begin.
+        left: int, steps left in the epoch, or None.
+        epochs_to_charge: int, epochs begun that are not in the ledger yet.
+    """
+
+    entry: accounting.LedgerEntry
+    steps_per_epoch: int | None
+    epochs: int
+    left: int | None = None
+    epochs_to_charge: int = 0
+
+    @property
+    def steps(self):
+        """Steps of the whole run, or None where that is not known."""
+        if self.steps_per_epoch is None:
+            return None
+        return self.steps_per_epoch * self.epochs
+
+
+def make_private(model, *, ledger_path=None):
+    """Makes a Keras model private.
+
+    The model is not changed, only its weights are trained; it goes on working
+    as the plain model it is. Privacy is counted from now on: what its weights
+    tell about data they have seen before is not covered.
+
+    Args:
+        model: built `keras.Model`.
+        ledger_path: string, a file in which steps are recorded before they
+            run, so that a crash loses none. An existing file is continued.
+            Defaults to `None`.
+
+    Returns:
+        A `PrivateModel`.
+
+    Raises:
+        ValueError: names what cannot be trained privately, and the cure.
+
+    Example:
+
+    ```python
+    model = tf_dpsub.make_private(plain_model)
+    model.compile(
+        tf_dpsub.optimizers.DPSGD(
+            keras.optimizers.SGD(0.1),
+            l2_norm_clip=1.0, noise_multiplier=1.1, batch_size=256,
+        ),
+        loss="sparse_categorical_crossentropy",
+    )
+    model.fit(x, y, epochs=15)
+    print(model.privacy_statement(delta=1e-5))
+    ```
+    """
+    return PrivateModel(model, ledger_path=ledger_path)
+
+
+@keras.saving.register_keras_serializable("tf_dpsub")
+class PrivateModel(keras.Model):
+    """Trains the weights of a plain model privately.
+
+    `compile` takes a private optimizer; `fit` draws Poisson batches from
+    arrays, or takes the batches of a `tf.data.Dataset` as they come;
+    `evaluate`, `predict` and `save` work as for any model, and
+    `model.model.save` saves the plain one, which loads without tf_dpsub.
+
+    Formal guarantees: what is released is the weights of the model at every
+    step. Each step is a release of its optimizer, which accounts for it; the
+    ledger records it before it runs, with the sampling that really drew its
+    batch, and is saved with the model. Training metrics are computed from
+    private data without noise, and not covered.
+
+    Args:
+        model: built `keras.Model`.
+        ledger_path: string or None, as for `make_private`.
+        name: string. Defaults to `None`.
+
+    Attributes:
+        model: the plain model.
+        ledger: `tf_dpsub.accounting.PrivacyLedger`, all steps so far.
+    """
+
+    def __init__(self, model, ledger_path=None, name=None):
+        _check_model(model)
+        with model.distribute_strategy.scope():
+            super().__init__(
+                name=name or f"private_{model.name}",
+                dtype=model.dtype_policy,
+                autocast=False,
+            )
+        self.model = model
+        self.ledger = accounting.PrivacyLedger(ledger_path)
+        self.built = True
+        self._run = None
+        self._step_limit = None
+
+    # As the plain model.
+
+    def call(self, inputs, training=None, mask=None):
+        if self.model._call_has_training_arg:
+            return self.model(inputs, training=training)
+        return self.model(inputs)
+
+    @property
+    def output_names(self):
+        return getattr(self.model, "output_names", None)
+
+    @property
+    def input_shape(self):
+        return self.model.input_shape
+
+    @property
+    def output_shape(self):
+        return self.model.output_shape
+
+    def compute_output_shape(self, input_shape):
+        return self.model.compute_output_shape(input_shape)
+
+    def compute_output_spec(self, inputs, training=None, mask=None):
+        return self.model.compute_output_spec(inputs)
+
+    def summary(self, *args, **kwargs):
+        return self.model.summary(*args, **kwargs)
+
+    # Privacy.
+
+    def epsilon(self, delta, accountant="rdp"):
+        """Epsilon spent so far.
+
+        Args:
+            delta: float, in (0, 1).
+            accountant: string, `"rdp"` or `"pld"`. Defaults to `"rdp"`.
+
+        Returns:
+            float, `inf` if a step was not private.
+        """
+        return self.ledger.epsilon(delta, accountant)
+
+    def privacy_statement(self, delta, accountant="rdp"):
+        """What was spent, on which assumptions, in plain words.
+
+        Args: as `epsilon`.
+
+        Returns:
+            string of several lines.
+        """
+        return accounting.statement(
+            self.ledger,
+            delta=delta,
+            accountant=accountant,
+            model_name=self.model.name,
+        )
+
+    # Compiling.
+
+    def compile(self, optimizer="rmsprop", loss=None, *args, **kwargs):
+        """Configures the model for private training.
+
+        Args: as `keras.Model.compile`, with a private optimizer.
+
+        Raises:
+            ValueError: if the optimizer is not private, or scales the loss.
+        """
+        optimizer = keras.optimizers.get(optimizer)
+        if not isinstance(optimizer, PrivateOptimizer):
+            raise ValueError(
+                "Expected a private optimizer, got "
+                f"{type(optimizer).__name__}. Wrap it: "
+                "`tf_dpsub.optimizers.DPSGD(optimizer, l2_norm_clip=..., "
+                "noise_multiplier=..., batch_size=...)`."
+            )
+        if kwargs.pop("auto_scale_loss", False):
+            raise ValueError(
+                "Expected auto_scale_loss=False, got True: a scale that "
+                "follows overflows in the data is not private. float16 losses "
+                "are scaled by a constant."
+            )
+        _check_layers(self.model)
+        # Sums over the batch need full float32 precision.
+        tf.config.experimental.enable_tensor_float_32_execution(False)
+        super().compile(optimizer, loss, *args, auto_scale_loss=False, **kwargs)
+        self._tallies = _Tallies()
+        self._implementation = None
+
+    def compile_from_config(self, config):
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        self.optimizer.build(self.trainable_variables)
+
+    # Training.
+
+    def fit(
+        self,
+        x=None,
+        y=None,
+        batch_size=None,
+        epochs=1,
+        verbose="auto",
+        callbacks=None,
+        validation_split=0.0,
+        validation_data=None,
+        shuffle=True,
+        class_weight=None,
+        sample_weight=None,
+        initial_epoch=0,
+        steps_per_epoch=None,
+        validation_steps=None,
+        validation_batch_size=None,
+        validation_freq=1,
+        *,
+        each_example_once_per_epoch=False,
+        allow_private_selection=False,
+        validation_data_is_public=False,
+    ):
+        """Trains the model privately.
+
+        Arrays are sampled by `tf_dpsub.data.PoissonBatches`: every step draws
+        each example independently with probability `batch_size / n`, and an
+        epoch is `ceil(n / batch_size)` steps. A `tf.data.Dataset` of batches is
+        trained on as it comes, and accounted for without amplification.
+
+        Args: as `keras.Model.fit`; `shuffle` has no effect.
+            x: arrays, `tf_dpsub.data.PoissonBatches`, or a `tf.data.Dataset`.
+            batch_size: int, the expected batch size, which must be that of the
+                optimizer. Defaults to `None`, that of the optimizer.
+            each_example_once_per_epoch: bool, states that the dataset gives
+                each example at most once per epoch: the smaller epsilon of so
+                many epochs then counts. Defaults to `False`.
+            allow_private_selection: bool, lets callbacks steer by private
+                results, which epsilon does not cover. Defaults to `False`.
+            validation_data_is_public: bool, states that `validation_data` is
+                public. Defaults to `False`.
+
+        Returns:
+            A `keras.callbacks.History`.
+
+        Raises:
+            ValueError: if the data, the batch size or a callback do not fit.
+        """
+        self._assert_compile_called("fit")
+        batch_size = self._checked_batch_size(batch_size)
+        if validation_split and validation_data is None:
+            if validation_data_is_public:
+                raise ValueError(
+                    "Expected validation_data with "
+                    "validation_data_is_public=True, got validation_split: "
+                    "what is split off is private. Pass public data."
+                )
+            (
+                (x, y, sample_weight),
+                validation_data,
+            ) = array_slicing.train_validation_split(
+                (x, y, sample_weight), validation_split=validation_split
+            )
+        if not allow_private_selection:
+            private_selection.require_public_selection(
+                callbacks, validation_data_is_public
+            )
+        if class_weight is not None:
+            if sample_weight is not None or y is None:
+                raise ValueError(
+                    "Expected class_weight with arrays x and y and without "
+                    "sample_weight. Put the weights into sample_weight."
+                )
+            sample_weight = data_adapter_utils.class_weight_to_sample_weights(
+                y, class_weight
+            )
+        if validation_data is not None:
+            validation_data = self._preprocess(validation_data)
+        poisson = self._poisson_batches(x, y, sample_weight)
+        if poisson is None:
+            dataset = self._dataset_of_batches(x)
+            known_steps = steps_per_epoch or _cardinality(dataset)
+        else:
+            steps_per_epoch = steps_per_epoch or poisson.steps_per_epoch
+            known_steps = steps_per_epoch
+            dataset = self._distributed(poisson)
+        self._prepare_training(_element_spec(dataset))
+        self._run = _Run(
+            entry=self._ledger_entry(
+                poisson,
+                each_example_once_per_epoch=each_example_once_per_epoch,
+                private_selection=allow_private_selection
+                and bool(
+                    private_selection.reads_private_results(
+                        callbacks, validation_data_is_public
+                    )
+                ),
+            ),
+            steps_per_epoch=known_steps,
+            epochs=max(0, epochs - initial_epoch),
+        )
+        try:
+            return super().fit(
+                dataset,
+                epochs=epochs,
+                verbose=verbose,
+                callbacks=_with_epoch_counter(callbacks),
+                validation_data=validation_data,
+                shuffle=False,
+                initial_epoch=initial_epoch,
+                steps_per_epoch=steps_per_epoch,
+                validation_steps=validation_steps,
+                validation_batch_size=validation_batch_size or batch_size,
+                validation_freq=validation_freq,
+            )
+        finally:
+            self._end_run()
+
+    def train_on_batch(
+        self,
+        x,
+        y=None,
+        sample_weight=None,
+        class_weight=None,
+        return_dict=False,
+    ):
+        """Makes one private step on a batch, accounted without amplification.
+
+        Args: as `keras.Model.train_on_batch`.
+
+        Returns:
+            Training metrics, as Keras does.
+        """
+        self._assert_compile_called("train_on_batch")
+        if class_weight is not None:
+            if sample_weight is not None:
+                raise ValueError(
+                    "Expected class_weight or sample_weight, got both."
+                )
+            sample_weight = data_adapter_utils.class_weight_to_sample_weights(
+                y, class_weight
+            )
+        data = self._preprocess((x, y, sample_weight))
+        batch = _padded(_named(*data), self._microbatch_size)
+        self._prepare_training(tree.map_structure(tf.type_spec_from_value, batch))
+        self.make_train_function()
+        self.reset_metrics()
+        self._run = _Run(self._ledger_entry(None), 1, 1)
+        self._begin_epoch()
+        try:
+            logs = self.train_function(iter([batch]))
+        finally:
+            self._end_run()
+        logs = {k: float(v) for k, v in logs.items()}
+        if return_dict:
+            return logs
+        return self._flatten_metrics_in_order(logs)
+
+    def evaluate(self, x=None, y=None, batch_size=None, **kwargs):
+        """Evaluates the model, as `keras.Model.evaluate` does."""
+        weight = kwargs.pop("sample_weight", None)
+        data = self._preprocess((x, y, weight))
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
+        return super().evaluate(
+            x, y, batch_size=batch_size, sample_weight=weight, **kwargs
+        )
+
+    def predict(self, x, *args, **kwargs):
+        """Predicts, as `keras.Model.predict` does."""
+        return super().predict(self._preprocess((x,))[0], *args, **kwargs)
+
+    # Data.
+
+    def _checked_batch_size(self, batch_size):
+        own = self.optimizer.batch_size
+        if batch_size not in (None, own):
+            raise ValueError(
+                f"Expected batch_size={own}, that of the optimizer, which its "
+                f"noise is calibrated for, got {batch_size}. Leave it out, or "
+                "give both the same."
+            )
+        return own
+
+    def _preprocess(self, data):
+        """Applies the preprocessing of a keras_hub task, if it has one."""
+        preprocess = getattr(self.model, "preprocess_samples", None)
+        if preprocess is None:
+            return data
+        if isinstance(data, tuple) and isinstance(data[0], tf.data.Dataset):
+            return (data[0].map(preprocess), *data[1:])
+        if isinstance(data, tf.data.Dataset):
+            return data.map(preprocess)
+        parts = keras.utils.unpack_x_y_sample_weight(data)
+        done = keras.utils.unpack_x_y_sample_weight(preprocess(*parts))
+        return done[: len(data)]
+
+    def _poisson_batches(self, x, y, sample_weight):
+        """Poisson batches of arrays; None for a dataset of given batches."""
+        if isinstance(x, tf.data.Dataset):
+            return None
+        if isinstance(x, poisson_batches.PoissonBatches):
+            self._checked_batch_size(x.batch_size)
+            return x
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(
+            self._preprocess((x, y, sample_weight))
+        )
+        return poisson_batches.PoissonBatches(
+            x,
+            y,
+            sample_weight,
+            batch_size=self.optimizer.batch_size,
+            seed=self.optimizer.seed,
+        )
+
+    def _distributed(self, poisson):
+        """A dataset of Poisson batches: one of its own for each replica."""
+        strategy, multiple = self.distribute_strategy, self._microbatch_size
+        replicas = strategy.num_replicas_in_sync
+        if replicas == 1:
+            return poisson.dataset(multiple_of=multiple)
+
+        def shards_of(context):
+            own = replicas // context.num_input_pipelines
+            first = context.input_pipeline_id * own
+            shards = [
+                poisson.dataset(multiple_of=multiple, shard=(r, replicas))
+                for r in range(first, first + own)
+            ]
+            # The replicas of a worker take elements in turn.
+            choice = tf.data.Dataset.range(own).repeat()
+            return tf.data.Dataset.choose_from_datasets(shards, choice)
+
+        return strategy.distribute_datasets_from_function(shards_of)
+
+    def _dataset_of_batches(self, dataset):
+        dataset = self._preprocess(dataset)
+        multiple = self._microbatch_size
+        return dataset.map(
+            lambda *data: _padded(
+                _named(
+                    *keras.utils.unpack_x_y_sample_weight(
+                        data[0] if len(data) == 1 else data
+                    )
+                ),
+                multiple,
+            )
+        )
+
+    @property
+    def _microbatch_size(self):
+        if self.optimizer.microbatch_size is not None:
+            # A batch of one has no axis to follow.
+            return max(2, self.optimizer.microbatch_size)
+        on_gpu = bool(tf.config.list_logical_devices("GPU"))
+        largest = _GPU_MICROBATCH if on_gpu else _CPU_MICROBATCH
+        return max(2, min(largest, self.optimizer.batch_size))
+
+    # Accounting.
+
+    def _ledger_entry(self, poisson, **stated):
+        optimizer = self.optimizer
+        return accounting.LedgerEntry(
+            mechanism=type(optimizer).__name__,
+            noise_multiplier=optimizer.effective_noise_multiplier,
+            l2_norm_clip=optimizer.l2_norm_clip,
+            batch_size=optimizer.batch_size,
+            examples=None if poisson is None else poisson.examples,
+            sampler="batches" if poisson is None else "poisson",
+            fixed_seed=optimizer.seed is not None
+            or (poisson is not None and poisson.seed is not None),
+            notes=_public_assumptions(self.model),
+            **stated,
+        )
+
+    def _begin_epoch(self):
+        self._run.left = self._run.steps_per_epoch
+        self._run.epochs_to_charge += 1
+
+    def _charge(self, steps):
+        """Records steps before they run."""
+        run = self._run
+        if self.ledger.path is not None:
+            self.ledger.reserve(
+                run.entry, max(steps, _RESERVED_STEPS), run.epochs_to_charge
+            )
+        self.ledger.charge(run.entry, steps, run.epochs_to_charge)
+        run.epochs_to_charge = 0
+        if run.left is not None:
+            run.left -= steps
+        if self._step_limit is not None:
+            self._step_limit -= steps
+            if self._step_limit <= 0:
+                self.stop_training = True
+
+    def _end_run(self):
+        self._run = None
+        self._step_limit = None
+        self.ledger.settle()
+
+    @property
+    def planned_steps(self):
+        """Steps that the run of `fit` in progress will make, None if unknown."""
+        return None if self._run is None else self._run.steps
+
+    def steps_within(self, epsilon, delta, accountant="rdp"):
+        """How many further steps of the run in progress keep a budget.
+
+        Args:
+            epsilon: float, the budget, all earlier steps included.
+            delta: float.
+            accountant: string, `"rdp"` or `"pld"`. Defaults to `"rdp"`.
+
+        Returns:
+            int.
+        """
+        return self.ledger.steps_within(
+            self._run.entry, epsilon=epsilon, delta=delta, accountant=accountant
+        )
+
+    def limit_steps(self, steps):
+        """Stops the run of `fit` in progress after so many further steps."""
+        self._step_limit = steps
+
+    # One step.
+
+    def _prepare_training(self, spec):
+        """Builds all state, and chooses how gradients are computed, once."""
+        optimizer = self.optimizer
+        with self.distribute_strategy.scope():
+            optimizer.build(self.trainable_variables)
+        spec = tree.map_structure(
+            lambda s: _microbatch_spec(s, self._microbatch_size), spec
+        )
+        if self._implementation is not None and self._spec == spec:
+            return
+        if self._compile_loss is None:
+            self._per_example_loss = None
+        else:
+            self._per_example_loss = PerExampleLoss(self._compile_loss)
+        with self.distribute_strategy.scope():
+            self._build_losses_and_metrics(spec)
+        self._changed_states = selection.changed_states(
+            self._loss_fn(), spec, self.model.non_trainable_variables
+        )
+        self._implementation = selection.select_implementation(
+            self._loss_fn(),
+            spec,
+            self.trainable_variables,
+            requested=optimizer.per_example,
+            states=self._changed_states,
+            compute_dtype=self.model.compute_dtype,
+            name=self.model.name,
+        )
+        self._spec = spec
+        self._sums_function = tf.function(
+            self._sums, autograph=False, jit_compile=self.jit_compile
+        )
+
+    def _build_losses_and_metrics(self, spec):
+        """Creates variables of losses and metrics outside of any step."""
+        forward = tf.function(
+            lambda x: self.call(x, training=True), autograph=False
+        )
+        outputs = forward.get_concrete_function(spec["x"]).structured_outputs
+        y, y_pred = tree.map_structure(_keras_spec, (spec.get("y"), outputs))
+        if self._per_example_loss is not None:
+            if y is None:
+                raise ValueError(
+                    "Expected targets for the loss, got data without y. Pass "
+                    "`y`, or a dataset of `(x, y)`."
+                )
+            self._per_example_loss.build(y, y_pred)
+        if self._compile_metrics is not None:
+            backend.compute_output_spec(
+                self._compile_metrics.update_state, y, y_pred
+            )
+
+    def _loss_fn(self, loss_scale=1.0):
+        """The loss of each example of a batch, 0 where a row only pads it."""
+
+        def loss_fn(batch):
+            real = batch["real"]
+            y_pred = self.call(batch["x"], training=True)
+            losses, outputs = tf.zeros_like(real), []
+            if self._per_example_loss is not None:
+                losses, outputs = self._per_example_loss(
+                    batch["y"], y_pred, batch.get("w")
+                )
+            losses = tf.add_n([losses, *_added_losses(self.model, real.shape)])
+            losses = tf.where(real > 0, losses, 0.0)
+            aux = {"y_pred": y_pred, "losses": losses, "outputs": outputs}
+            return losses * loss_scale, aux
+
+        return loss_fn
+
+    def make_train_function(self, force=False):
+        if self.train_function is not None and not force:
+            return
+        strategy = self.distribute_strategy
+
+        def reduce(value):
+            if strategy.num_replicas_in_sync == 1:
+                return value
+            return strategy.reduce("MEAN", value, axis=None)
+
+        def one_step(data):
+            logs = strategy.run(self.train_step, args=(data,))
+            return tree.map_structure(reduce, logs)
+
+        if not self.run_eagerly:
+            one_step = tf.function(one_step, autograph=False)
+
+        @functools.cache
+        def block_of(count):
+            def block(iterator):
+                for _ in range(count):
+                    logs = one_step(next(iterator))
+                return logs
+
+            return tf.function(block, autograph=False)
+
+        def train_function(iterator):
+            allowed = [self.steps_per_execution, self._run.left]
+            if self._run.left is None:
+                # Where an epoch ends is not known: nothing may be charged for
+                # that does not run.
+                allowed = [1]
+            allowed = [n for n in [*allowed, self._step_limit] if n is not None]
+            count = min(allowed)
+            if count > 1 and not self.run_eagerly:
+                self._charge(count)
+                return block_of(count)(iterator)
+            for _ in range(count):
+                data = next(iterator)
+                self._charge(1)
+                logs = one_step(data)
+            return logs
+
+        self.train_function = train_function
+
+    def train_step(self, data):
+        self.optimizer.prepare(self)
+        sums = self._sums_function(data)
+        self.optimizer.release(sums, self._regularization_gradients())
+        logs = self.get_metrics_result()
+        logs["dropped"] = self._tallies.dropped.result()
+        return logs
+
+    def reset_metrics(self):
+        super().reset_metrics()
+        self._tallies.dropped.reset_state()
+
+    def _sums(self, batch):
+        """Clipped sums over a batch, one microbatch after another.
+
+        The number of microbatches follows the number of real rows, which come
+        first: neither padding nor the capacity of a batch costs time.
+        """
+        size = self._microbatch_size
+        parts = tree.map_structure(
+            lambda t: tf.reshape(t, [-1, size, *t.shape[1:]]), batch
+        )  # [passes, microbatch, ...]
+        if parts["real"].shape[0] == 1:
+            return self._microbatch_sums(tree.map_structure(lambda t: t[0], parts))
+        drawn = tf.cast(tf.reduce_sum(batch["real"]), tf.int32)
+        passes = tf.maximum(1, -(-drawn // size))
+        states = [v.value for v in self._changed_states]
+
+        def body(i, sums, kept):
+            part = tree.map_structure(lambda t: t[i], parts)
+            sums = [a + b for a, b in zip(sums, self._microbatch_sums(part))]
+            kept = [tf.where(i == 0, v, k) for v, k in zip(states, kept)]
+            return i + 1, sums, kept
+
+        _, sums, kept = tf.while_loop(
+            lambda i, sums, kept: i < passes,
+            body,
+            [
+                tf.constant(0),
+                [tf.zeros(shape) for shape in self.optimizer.sum_shapes()],
+                [tf.identity(v) for v in states],
+            ],
+        )
+        # How far states advanced tells how many examples were drawn: they are
+        # set to what they were after the first pass, which is public.
+        for variable, value in zip(states, kept):
+            variable.assign(_next_seed(value) if _is_seed(value) else value)
+        return sums
+
+    def _microbatch_sums(self, part):
+        is_float16 = self.model.compute_dtype == "float16"
+        loss_scale = _FLOAT16_LOSS_SCALE if is_float16 else 1.0
+        rows, aux = gradients.per_example_gradients(
+            self._loss_fn(loss_scale),
+            part,
+            self.trainable_variables,
+            self._implementation,
+            loss_scale,
+        )
+        sums = self.optimizer.clipped_sums(rows, part["real"])
+        self._update_metrics(part, aux, rows.valid)
+        return sums
+
+    def _update_metrics(self, batch, aux, valid):
+        """Updates private metrics with the examples that contributed."""
+        real = batch["real"]
+        counted = tf.where(valid, real, 0.0)
+        self._tallies.dropped.update_state(tf.reduce_sum(real - counted))
+        # What is not finite would stay so with weight 0.
+        aux = tree.map_structure(lambda t: _masked(valid, t), aux)
+        self._loss_tracker.update_state(aux["losses"], sample_weight=counted)
+        if self._compile_loss is not None:
+            trackers = self._compile_loss.metrics
+            for tracker, values in zip(trackers, aux["outputs"]):
+                tracker.update_state(values, sample_weight=counted)
+        if self._compile_metrics is not None:
+            _update_compiled_metrics(
+                self._compile_metrics,
+                batch.get("y"),
+                aux["y_pred"],
+                batch.get("w"),
+                counted,
+            )
+
+    def _regularization_gradients(self):
+        variables = self.trainable_variables
+        if all(v.regularizer is None for v in variables):
+            return None
+        values = [v.value for v in variables]
+        with tf.GradientTape() as tape:
+            loss = tf.add_n(self.model._get_regularization_losses())
+        return tape.gradient(loss, values)
+
+    def _maybe_symbolic_build(self, iterator=None, data_batch=None):
+        # Training has built everything by then, without drawing a batch.
+        if self._implementation is None:
+            super()._maybe_symbolic_build(iterator, data_batch)
+
+    # Saving.
+
+    def save_own_variables(self, store):
+        ledger = self.ledger.to_json().encode()
+        store["ledger"] = np.frombuffer(ledger, np.uint8)
+
+    def load_own_variables(self, store):
+        ledger = bytes(np.asarray(store["ledger"], np.uint8)).decode()
+        self.ledger.merge(accounting.PrivacyLedger.from_json(ledger))
+
+    def get_config(self):
+        return {
+            "model": keras.saving.serialize_keras_object(self.model),
+            "name": self.name,
+        }
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        model = keras.saving.deserialize_keras_object(
+            config["model"], custom_objects=custom_objects
+        )
+        return cls(model, name=config["name"])
+
+    def build_from_config(self, config):
+        """Nothing: the plain model is built."""
+
+
+class _Tallies:
+    """Metrics of training alone, which Keras must not show in evaluation."""
+
+    def __init__(self):
+        self.dropped = keras.metrics.Sum(name="dropped")
+
+
+class _EpochCounter(keras.callbacks.Callback):
+    """Tells the model where an epoch begins."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.model._begin_epoch()
+
+
+def _with_epoch_counter(callbacks):
+    counter = _EpochCounter()
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        counter.set_model(callbacks.model)
+        callbacks.callbacks.insert(0, counter)
+        return callbacks
+    return [counter, *tree.flatten(callbacks or [])]
+
+
+def _check_model(model):
+    if not isinstance(model, keras.Model):
+        raise ValueError(
+            f"Expected a keras.Model, got {type(model).__name__}."
+        )
+    if isinstance(model, PrivateModel):
+        raise ValueError(
+            f"Expected a plain model, got '{model.name}', which is private "
+            "already. Compile it, or wrap `model.model` again."
+        )
+    if not model.built:
+        raise ValueError(
+            f"Expected a built model, got '{model.name}', whose weights do not "
+            "exist yet. Give it a `keras.Input`, or call it once on a batch."
+        )
+    for method in ("train_step", "compute_loss"):
+        if getattr(type(model), method) is not getattr(keras.Model, method):
+            raise ValueError(
+                f"Expected a model with Keras's own {method}, got "
+                f"'{model.name}', whose {type(model).__name__} overrides it: "
+                "what it does would not happen in private training. Pass the "
+                "loss to `compile` instead."
+            )
+    if not model.trainable_variables:
+        raise ValueError(
+            f"Expected a model with trainable weights, got '{model.name}', "
+            "which has none. Set `trainable = True` on the layers to train."
+        )
+    _check_layers(model)
+
+
+def _check_layers(model):
+    for layer in model._flatten_layers():
+        if (
+            isinstance(layer, keras.layers.BatchNormalization)
+            and layer.trainable
+        ):
+            raise ValueError(
+                f"Expected layers that treat examples alike, alone or in a "
+                f"batch, got BatchNormalization '{layer.name}', which mixes "
+                "them and stores their statistics. Use GroupNormalization or "
+                "LayerNormalization, or freeze it: `layer.trainable = False`."
+            )
+
+
+def _public_assumptions(model):
+    """What the statement has to take as public."""
+    adapted = (
+        keras.layers.Normalization,
+        keras.layers.TextVectorization,
+        keras.layers.StringLookup,
+        keras.layers.IntegerLookup,
+        keras.layers.Discretization,
+    )
+    return tuple(
+        f"the adapted state of {type(layer).__name__} '{layer.name}'"
+        for layer in model._flatten_layers()
+        if isinstance(layer, adapted)
+    )
+
+
+def _added_losses(model, shape):
+    """Losses of `add_loss` for each example."""
+    losses = []
+    for layer in model._flatten_layers():
+        for loss in layer._get_own_losses():
+            if loss.shape != shape:
+                raise ValueError(
+                    f"Expected losses of shape [batch] from add_loss, got "
+                    f"shape {loss.shape} from {type(layer).__name__} "
+                    f"'{layer.name}': a loss of the whole batch mixes its "
+                    "examples. Add one value for each example; for activity "
+                    "regularizers, use `kernel_regularizer`."
+                )
+            losses.append(tf.cast(loss, tf.float32))
+    return losses
+
+
+def _named(x, y=None, sample_weight=None):
+    parts = {"x": x, "y": y, "w": sample_weight}
+    return {name: part for name, part in parts.items() if part is not None}
+
+
+def _padded(batch, multiple):
+    """Adds `real`, and rows of zeros up to a multiple of a microbatch."""
+    batch = tree.map_structure(tf.convert_to_tensor, batch)
+    if "w" in batch:
+        batch["w"] = tree.map_structure(
+            lambda w: tf.cast(w, tf.float32), batch["w"]
+        )
+    rows = tf.shape(tree.flatten(batch["x"])[0])[0]
+    batch["real"] = tf.ones([rows])
+    missing = tf.maximum(multiple, -(-rows // multiple) * multiple) - rows
+
+    def pad(t):
+        shape = tf.concat([[missing], tf.shape(t)[1:]], 0)
+        empty = tf.fill(shape, "") if t.dtype == tf.string else tf.zeros(shape, t.dtype)
+        padded = tf.concat([t, empty], 0)
+        padded.set_shape([None, *t.shape[1:]])
+        return padded
+
+    return tree.map_structure(pad, batch)
+
+
+def _cardinality(dataset):
+    """Number of batches of a dataset, or None."""
+    cardinality = int(dataset.cardinality())
+    return cardinality if cardinality >= 0 else None
+
+
+def _element_spec(dataset):
+    """Specs of a batch on one replica."""
+    return tree.map_structure(
+        lambda s: getattr(s, "_value_specs", [s])[0], dataset.element_spec
+    )
+
+
+def _microbatch_spec(spec, size):
+    if None in spec.shape[1:]:
+        raise ValueError(
+            "Expected batches whose shape is known but for the batch axis, got "
+            f"{spec.shape}. Pad to one length, or set the shape in the dataset "
+            "with `tf.ensure_shape`."
+        )
+    return tf.TensorSpec([size, *spec.shape[1:]], spec.dtype)
+
+
+def _keras_spec(tensor):
+    return keras.KerasTensor(
+        tensor.shape, keras.backend.standardize_dtype(tensor.dtype)
+    )
+
+
+def _masked(valid, tensor):
+    """`tensor` with zeros where an example is not valid, its mask kept."""
+    if not tensor.dtype.is_floating:
+        return tensor
+    masked = operator.mask_rows(valid, tensor)
+    mask = backend.get_keras_mask(tensor)
+    if mask is not None:
+        backend.set_keras_mask(masked, mask)
+    return masked
+
+
+def _update_compiled_metrics(metrics, y, y_pred, weight, counted):
+    """As `CompileMetrics.update_state`, for the examples that count."""
+    targets, predictions = metrics._flatten_y(y), metrics._flatten_y(y_pred)
+    weights = [None] if weight is None else metrics._flatten_y(weight)
+    if len(weights) < len(targets):
+        weights = [weights[0]] * len(targets)
+    for unweighted, weighted, target, prediction, own in zip(
+        metrics._flat_metrics,
+        metrics._flat_weighted_metrics,
+        targets,
+        predictions,
+        weights,
+    ):
+        if unweighted:
+            rank = 1 if backend.get_keras_mask(prediction) is None else 2
+            shape = [-1] + [1] * (rank - 1)
+            unweighted.update_state(
+                target, prediction, tf.reshape(counted, shape)
+            )
+        if weighted:
+            if own is None:
+                own = tf.ones_like(counted)
+            weighted.update_state(
+                target, prediction, operator.scale_rows(counted, own)
+            )
+
+
+def _is_seed(value):
+    return value.dtype == tf.uint32 and value.shape == [2]
+
+
+def _next_seed(seed):
+    """A seed that does not tell, and does not repeat, how `seed` advanced."""
+    return tf.random.stateless_uniform(
+        [2], tf.cast(seed, tf.int64), None, None, tf.uint32
+    )
