@@ -28,9 +28,6 @@ _FLOAT16_LOSS_SCALE = 1024.0
 _CPU_MICROBATCH = 64
 _GPU_MICROBATCH = 512
 
-# Steps written to the ledger's file at a time, before they run.
-_RESERVED_STEPS = 100
-
 
 @dataclasses.dataclass
 class _Run:
@@ -509,10 +506,6 @@ class PrivateModel(keras.Model):
     def _charge(self, steps):
         """Records steps before they run."""
         run = self._run
-        if self.ledger.path is not None:
-            self.ledger.reserve(
-                run.entry, max(steps, _RESERVED_STEPS), run.epochs_to_charge
-            )
         self.ledger.charge(run.entry, steps, run.epochs_to_charge)
         run.epochs_to_charge = 0
         if run.left is not None:

@@ -42,10 +42,12 @@ RDP_ORDERS = tuple(
 
 PLD_INTERVAL = 1e-4
 
-_MOST_STEPS = 2**40
+# A search ends at the last whole number, or with epsilon this close (relative)
+# to the budget; and where more than this many steps would fit.
+_TIGHT = 5e-5
+_SEARCH_CEILING = 2**40
 
-# How to search for a budget's limit: with the cheap accountant first, then from
-# its answer on with the dear one.
+# It runs with the cheap accountant first, then on from there with the dear one.
 _Stage = collections.namedtuple("_Stage", "accountant interval stride")
 _STAGES = {
     "rdp": (_Stage("rdp", PLD_INTERVAL, 2),),
@@ -145,8 +147,8 @@ def noise_multiplier(*, epsilon, delta, sampling_rate, steps, accountant="rdp"):
         )
 
     @functools.cache
-    def excess(candidate, stage):
-        event = sampled_gaussian(candidate, sampling_rate)
+    def excess(inverse, stage):
+        event = sampled_gaussian(1 / inverse, sampling_rate)
         return _excess(
             [dp_accounting.SelfComposedDpEvent(event, steps)],
             epsilon,
@@ -154,24 +156,18 @@ def noise_multiplier(*, epsilon, delta, sampling_rate, steps, accountant="rdp"):
             stage,
         )
 
-    enough = 1.0
+    inverse = 1.0
     for stage in _STAGES[accountant]:
-        while excess(enough, stage) > 0:
-            enough *= stage.stride
-            if enough > 1e12:
-                raise ValueError(
-                    "Expected a budget that some noise can keep, got "
-                    f"epsilon={epsilon}, delta={delta} over {steps} steps at "
-                    f"sampling rate {sampling_rate}. Raise epsilon or delta, "
-                    "or take fewer steps."
-                )
-        too_little = enough / stage.stride
-        while excess(too_little, stage) <= 0:
-            enough, too_little = too_little, too_little / stage.stride
-        enough = _narrow(
-            functools.partial(excess, stage=stage), enough, too_little
+        inverse = _largest(
+            functools.partial(excess, stage=stage), inverse, stage.stride
         )
-    return enough
+    if inverse == 0:
+        raise ValueError(
+            f"Expected a budget that some noise can keep, got epsilon="
+            f"{epsilon}, delta={delta} over {steps} steps at sampling rate "
+            f"{sampling_rate}. Raise epsilon or delta, or take fewer steps."
+        )
+    return 1 / inverse
 
 
 def steps(*, epsilon, delta, noise_multiplier, sampling_rate, accountant="rdp"):
@@ -331,20 +327,12 @@ def further_steps(event, *, epsilon, delta, accountant="rdp", spent=()):
 
     fits = 1
     for stage in _STAGES[accountant]:
-        while fits > 0 and excess(fits, stage) > 0:
-            fits = int(fits / stage.stride)
-        too_many = fits + 1
-        while excess(too_many, stage) <= 0:
-            if too_many >= _MOST_STEPS:
-                return _MOST_STEPS
-            fits, too_many = too_many, math.ceil(too_many * stage.stride)
-        if fits > 0:
-            fits = _narrow(
-                functools.partial(excess, stage=stage),
-                fits,
-                too_many,
-                whole=True,
-            )
+        fits = _largest(
+            functools.partial(excess, stage=stage),
+            max(fits, 1),
+            stage.stride,
+            whole=True,
+        )
     return fits
 
 
@@ -433,29 +421,54 @@ def _without_order_warnings():
         logger.removeFilter(keep)
 
 
-def _narrow(excess, inside, outside, whole=False):
-    """Narrows a bracket around the point where a budget is just kept.
-
-    False position on log-log axes, on which epsilon is nearly a straight line;
-    halving the end that is kept (Illinois) makes it converge from both sides.
+def _largest(excess, guess, stride, whole=False):
+    """Largest x that keeps a budget.
 
     Args:
-        excess: callable, log of the epsilon spent at x over the budget.
-        inside: number with `excess(inside) <= 0`.
-        outside: number with `excess(outside) > 0`.
+        excess: callable, increasing: log of the epsilon spent at x over the
+            budget.
+        guess: number, > 0, where the search starts.
+        stride: float, > 1, factor by which it first leaves the guess.
         whole: bool, whether x is a whole number. Defaults to `False`.
 
     Returns:
-        A number with `excess <= 0`: the last one before the budget breaks if
-        `whole`, else within a relative 5e-5 of the budget.
+        A number with `excess <= 0`: the last one if `whole`, else within
+        `_TIGHT` of the budget. 0 if there is none, and at most
+        `_SEARCH_CEILING`.
+    """
+    inside = outside = guess
+    if not whole and -_TIGHT < excess(guess) <= 0:
+        return guess
+    while excess(inside) > 0:
+        inside, outside = inside / stride, inside
+        if whole:
+            inside = int(inside)
+        if inside < 1 / _SEARCH_CEILING:
+            return 0
+        stride = min(stride**2, 2)
+    while excess(outside) <= 0:
+        if outside > _SEARCH_CEILING:
+            return _SEARCH_CEILING
+        inside, outside = outside, outside * stride
+        if whole:
+            outside = math.ceil(outside)
+        stride = min(stride**2, 2)
+    return _narrow(excess, inside, outside, whole)
+
+
+def _narrow(excess, inside, outside, whole):
+    """Narrows a bracket down to what `_largest` returns.
+
+    False position on log-log axes, on which epsilon is nearly a straight line;
+    halving the end that is kept (Illinois) makes it converge from both sides.
     """
     at_inside = low = excess(inside)
     high = excess(outside)
     while True:
-        if whole and abs(outside - inside) <= 1:
+        if whole and outside - inside <= 1:
             return inside
         if not whole and (
-            at_inside > -5e-5 or abs(outside - inside) <= 1e-9 * inside
+            at_inside > -_TIGHT or outside - inside <= 1e-9 * inside
         ):
             return inside
         share = min(max(low / (low - high), 0.01), 0.99)
@@ -470,7 +483,7 @@ def _narrow(excess, inside, outside, whole=False):
 
 
 def _excess(events, epsilon, delta, stage):
-    """log(epsilon spent / budget), finite also where nothing or all is spent."""
+    """log(epsilon spent / budget), finite where nothing or all is spent."""
     spent = composed_epsilon(
         events,
         delta=delta,

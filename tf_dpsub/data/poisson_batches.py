@@ -89,16 +89,12 @@ class PoissonBatches:
                     "(x, y) or (x, y, sample_weight)."
                 )
             self.examples = len(x)
-            self._gather = _numpy_gather(
-                lambda indices: _named_parts(
-                    *keras.utils.unpack_x_y_sample_weight(x[indices])
-                )
-            )
+            read = _source_reader(x)
         else:
             parts = _named_parts(x, y, sample_weight)
             arrays = {k: _checked_arrays(k, v) for k, v in parts.items()}
             self.examples = _common_length(arrays)
-            self._gather = _array_gather(arrays)
+            read = _memory_map_reader(arrays)
         self.batch_size = _checked_batch_size(batch_size, self.examples)
         self.sampling_rate = self.batch_size / self.examples
         self.steps_per_epoch = math.ceil(self.examples / self.batch_size)
@@ -106,6 +102,10 @@ class PoissonBatches:
             raise ValueError(f"Expected seed >= 0 (int) or None, got {seed!r}.")
         self.seed = seed
         self._iterators = collections.defaultdict(itertools.count)
+        self._in_memory = read is None
+        self._gather = (
+            _tensor_gather(arrays) if read is None else _numpy_gather(read)
+        )
 
     def capacity(self, multiple_of=1, replicas=1):
         """Rows to which the batches of one replica are padded.
@@ -130,9 +130,8 @@ class PoissonBatches:
         ):
             if not (_is_int(value) and value > 0):
                 raise ValueError(f"Expected {name} >= 1 (int), got {value!r}.")
-        own = math.ceil(self.examples / replicas)
-        quantile = int(stats.binom.isf(_TAIL, own, self.sampling_rate))
-        return math.ceil(max(quantile, 1) / multiple_of) * multiple_of
+        rows = max(self._quantile(replicas), 1)
+        return math.ceil(rows / multiple_of) * multiple_of
 
     def dataset(self, *, multiple_of=1, shard=(0, 1)):
         """Builds the infinite `tf.data.Dataset` of batches.
@@ -168,18 +167,18 @@ class PoissonBatches:
                 f"{tuple(shard)}."
             )
 
-        def draw():
-            generator = self._generator(index, replicas)
-            own = len(range(index, self.examples, replicas))
-            while True:
-                # A binomial count, then a uniform subset of that size: the
-                # law of independent draws, at a cost that follows the batch
-                # instead of the data. Sorted for locality of reads.
-                drawn = generator.binomial(own, self.sampling_rate)
-                chosen = generator.choice(
-                    own, drawn, replace=False, shuffle=False
+        own = len(range(index, self.examples, replicas))
+        chunk = self._quantile(replicas) + 1
+
+        def draws(key):
+            steps = tf.data.Dataset.counter(dtype=tf.int64)
+            return steps.map(
+                lambda step: (
+                    index
+                    + replicas
+                    * _draw(own, self.sampling_rate, key, step, chunk)
                 )
-                yield index + replicas * np.sort(chosen)  # [drawn]
+            )
 
         def batch(indices):
             drawn = tf.size(indices)
@@ -193,28 +192,68 @@ class PoissonBatches:
                 for name, part in parts.items()
             }
 
-        indices = tf.data.Dataset.from_generator(
-            draw, output_signature=tf.TensorSpec([None], tf.int64)
-        )
-        batches = indices.map(batch)
-        infinite = tf.data.experimental.assert_cardinality(
-            tf.data.INFINITE_CARDINALITY
-        )
-        return batches.apply(infinite).prefetch(2)
-
-    def _generator(self, index, replicas):
-        if self.seed is None:
-            bits = np.random.Philox(key=secrets.randbits(128))
-        else:
-            # Prefetching makes it unknown how far an earlier iterator drew:
-            # a stream of its own for each keeps them new and reproducible.
-            iterator = next(self._iterators[index, replicas])
-            bits = np.random.Philox(
-                np.random.SeedSequence(
-                    self.seed, spawn_key=(index, replicas, iterator)
-                )
+        # While a process exits, a thread of tf.data that is inside Python
+        # would block it for ever. In-memory data therefore needs Python only
+        # for the key of each iterator, and the rest is never prefetched.
+        keys = tf.data.Dataset.range(1).map(
+            lambda _: tf.ensure_shape(
+                tf.numpy_function(
+                    lambda: self._fresh_key(index, replicas), [], tf.int64
+                ),
+                [2],
             )
-        return np.random.Generator(bits)
+        )
+        batches = keys.flat_map(draws).map(batch)
+        if self._in_memory:
+            batches = batches.prefetch(2)
+        else:
+            options = tf.data.Options()
+            options.experimental_optimization.inject_prefetch = False
+            batches = batches.with_options(options)
+        return batches.apply(
+            tf.data.experimental.assert_cardinality(
+                tf.data.INFINITE_CARDINALITY
+            )
+        )
+
+    def _quantile(self, replicas):
+        own = math.ceil(self.examples / replicas)
+        return int(stats.binom.isf(_TAIL, own, self.sampling_rate))
+
+    def _fresh_key(self, index, replicas):
+        if self.seed is None:
+            return np.frombuffer(secrets.token_bytes(16), np.int64)
+        iterator = next(self._iterators[index, replicas])
+        sequence = np.random.SeedSequence(
+            self.seed, spawn_key=(index, replicas, iterator)
+        )
+        return sequence.generate_state(2, np.uint64).view(np.int64)
+
+
+def _draw(examples, rate, key, step, chunk):
+    """Draws each of `range(examples)` independently with probability `rate`.
+
+    The distance from one drawn example to the next is geometric: the cost
+    follows the batch, not the data. `chunk` distances are drawn at a time.
+    """
+    log_miss = math.log1p(-rate) if rate < 1 else -math.inf
+
+    def extend(positions, chunks):
+        seed = key + tf.stack([chunks, step])
+        uniform = tf.random.stateless_uniform([chunk], seed, dtype=tf.float64)
+        distances = tf.floor(tf.math.log(1.0 - uniform) / log_miss) + 1.0
+        more = positions[-1] + tf.cumsum(distances)
+        return tf.concat([positions, more], 0), chunks + 1
+
+    before_first = tf.constant([-1.0], tf.float64)
+    positions, _ = tf.while_loop(
+        lambda positions, _: positions[-1] < examples,
+        extend,
+        (before_first, tf.constant(0, tf.int64)),
+        shape_invariants=(tf.TensorShape([None]), tf.TensorShape([])),
+    )
+    drawn = tf.boolean_mask(positions[1:], positions[1:] < examples)
+    return tf.cast(drawn, tf.int64)
 
 
 def _is_int(value):
@@ -299,14 +338,22 @@ def _common_length(parts):
     return distinct.pop()
 
 
-def _array_gather(arrays):
-    if any(map(_is_memory_map, keras.tree.flatten(arrays))):
-        arrays = keras.tree.map_structure(np.asarray, arrays)
-        return _numpy_gather(
-            lambda indices: keras.tree.map_structure(
-                lambda array: array[indices], arrays
-            )
-        )
+def _source_reader(source):
+    return lambda indices: _named_parts(
+        *keras.utils.unpack_x_y_sample_weight(source[indices])
+    )
+
+
+def _memory_map_reader(arrays):
+    if not any(map(_is_memory_map, keras.tree.flatten(arrays))):
+        return None
+    arrays = keras.tree.map_structure(np.asarray, arrays)
+    return lambda indices: keras.tree.map_structure(
+        lambda array: array[indices], arrays
+    )
+
+
+def _tensor_gather(arrays):
     # On the host: the data set need not fit into an accelerator's memory.
     with tf.device("CPU"):
         tensors = keras.tree.map_structure(tf.convert_to_tensor, arrays)

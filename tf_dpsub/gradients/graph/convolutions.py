@@ -10,8 +10,9 @@ from tf_dpsub.gradients.graph.states import Unproven
 from tf_dpsub.gradients.operator import scale_rows
 from tf_dpsub.gradients.operator import sum_squares
 
-# A filter tap with fewer channels than this is not worth a matrix product.
-_CHANNELS_PER_PRODUCT = 8
+# A filter tap with fewer channels than this is not worth a matrix product of
+# its own.
+_CHANNELS_PER_PRODUCT = 32
 
 
 class Convolution(sites.Site):
@@ -38,11 +39,8 @@ class Convolution(sites.Site):
         return image * map_ * sites.size(self._geometry.taps)
 
     def sq_norms(self):
-        norms = [
-            sum_squares(products)
-            for products in self._geometry.products_by_tap(*self.factors)
-        ]
-        return tf.add_n(norms)
+        products = self._geometry.products_by_tap(*self.factors)
+        return tf.add_n([sum_squares(p) for p in products])
 
     def rows(self):
         return self._geometry.rows(*self.factors)
@@ -115,22 +113,56 @@ class _Geometry:
         for view in self._views(image, static_shape(map_)[2:-1]):
             yield tf.matmul(self._grouped(view), right, transpose_a=True)
 
+    def products(self, image, map_):
+        """Rows, and the order that gives the filter's axes.
+
+        Returns:
+            `[batch, *axes]`, and the list of int that `sites.Stored` takes.
+        """
+        batch = image.shape[0]
+        if self._has_patches():
+            patches = self._patches(image)  # [batch, t, channels * taps]
+            right = tf.reshape(map_, [batch, -1, self.shape[-1]])
+            products = tf.matmul(patches, right, transpose_a=True)
+            axes = [self.shape[-2], sites.size(self.taps), self.shape[-1]]
+            return tf.reshape(products, [batch, *axes]), [1, 0, 2]
+        products = list(self.products_by_tap(image, map_))
+        # [batch, taps, groups, channels, filters of a group]
+        return tf.stack(products, 1), [0, 2, 1, 3]
+
     def rows(self, image, map_):
         """`[batch, *shape]`."""
-        batch = image.shape[0]
-        if self.groups == 1 and self.shape[-2] < _CHANNELS_PER_PRODUCT:
-            views = list(self._views(image, static_shape(map_)[2:-1]))
-            patches = tf.reshape(
-                tf.stack(views, -2),
-                [batch, -1, sites.size(self.taps) * self.shape[-2]],
-            )
-            right = tf.reshape(map_, [batch, -1, self.shape[-1]])
-            rows = tf.matmul(patches, right, transpose_a=True)
-        else:
-            # [batch, taps, groups, channels, filters of a group]
-            rows = tf.stack(list(self.products_by_tap(image, map_)), 1)
-            rows = tf.transpose(rows, [0, 1, 3, 2, 4])
-        return tf.reshape(rows, [batch, *self.shape])
+        products, order = self.products(image, map_)
+        order = [0] + [axis + 1 for axis in order]
+        rows = tf.transpose(products, order)
+        return tf.reshape(rows, [image.shape[0], *self.shape])
+
+    def _has_patches(self):
+        return (
+            len(self.taps) == 2
+            and self.groups == 1
+            and self.shape[-2] < _CHANNELS_PER_PRODUCT
+            and self.strides[1] == self.strides[2]
+            and self.dilations[1] == self.dilations[2] == 1
+        )
+
+    def _patches(self, image):
+        """What the filter sees at each place, `[batch, t, channels * taps]`.
+
+        A depthwise convolution with unit vectors copies faster than slices do.
+        """
+        taps, channels = sites.size(self.taps), self.shape[-2]
+        units = tf.reshape(tf.eye(taps), [*self.taps, 1, taps])
+        patches = tf.nn.depthwise_conv2d(
+            tf.reshape(image, [-1, *static_shape(image)[2:]]),
+            tf.tile(units, [1, 1, channels, 1]),
+            self.strides,
+            self.padding if not self.explicit else self._explicit_pairs(),
+        )
+        return tf.reshape(patches, [image.shape[0], -1, channels * taps])
+
+    def _explicit_pairs(self):
+        return [self.explicit[k : k + 2] for k in range(0, 8, 2)]
 
     def filter_gradient(self, image, map_):
         """Sum of the rows."""
@@ -181,7 +213,7 @@ def convolution(op, k, gradient, operand_state, gradient_state, batch_size):
         op, static_shape(op.inputs[k]), static_shape(image)[2:]
     )
     if batch_size * sites.size(geometry.shape) <= sites.KEPT_ROWS:
-        return sites.Stored(op.inputs[k], geometry.rows(image, map_))
+        return sites.Stored(op.inputs[k], *geometry.products(image, map_))
     return Convolution(op.inputs[k], image, map_, geometry)
 
 

@@ -1,9 +1,11 @@
 """Per-example gradients of any proven graph, without a registry of layers."""
 
 import tensorflow as tf
+from tensorflow.python.ops import handle_data_util
 
 from tf_dpsub.gradients import operator
 from tf_dpsub.gradients.graph import convolutions
+from tf_dpsub.gradients.graph import functions
 from tf_dpsub.gradients.graph import sites
 from tf_dpsub.gradients.graph import tied
 from tf_dpsub.gradients.graph.provenance import PUBLIC
@@ -93,16 +95,30 @@ class GraphGradients(operator.PerExampleGradients):
             List of `(op, input position, View or None)`.
         """
         variable = operator.tf_variable(variable)
-        reads = []
+        uses, reads = [], []
         for op in handle(variable).consumers():
             if op not in self._before_loss:
                 continue
-            if op.type != "ReadVariableOp":
+            if op.type == "ReadVariableOp":
+                reads.append(op.outputs[0])
+            elif (
+                op.type in functions.CALLS
+                and len(op.outputs) == 1
+                and not _has_custom_gradient(op)
+            ):
+                # The function reads it: its operation is judged as a site.
+                positions = [
+                    k
+                    for k, i in enumerate(op.inputs)
+                    if i.ref() == handle(variable).ref()
+                ]
+                read = variable.read_value()
+                uses += [(op, k, View(read, ())) for k in positions]
+            else:
                 raise Unproven(
                     f"{variable.name} is read by {op.type} '{op.name}'"
                 )
-            reads.append(op.outputs[0])
-        uses, seen = [], set()
+        seen = set()
         pending = [(read, View(read, ())) for read in reads]
         while pending:
             tensor, view = pending.pop()
@@ -160,17 +176,22 @@ class GraphGradients(operator.PerExampleGradients):
             state = self._proof.require_per_example(
                 gradient, f"the gradient at {what}"
             )
-            operand_states = [self._proof(i) for i in op.inputs]
+            site_op, at = _in_place(op, k)
             operand_state = next(
-                (s for s in operand_states if isinstance(s, PerExample)), None
+                (
+                    s
+                    for s in map(self._proof, filter(tf.is_tensor, site_op.inputs))
+                    if isinstance(s, PerExample)
+                ),
+                None,
             )
-            build, positions = _SITES.get(op.type, (None, ()))
-            if k not in positions:
+            build, positions = _SITES.get(site_op.type, (None, ()))
+            if at not in positions:
                 raise Unproven(f"{what} has no rule for a weight at input {k}")
             gradient = tf.cast(gradient, tf.float32) / self._loss_scale
             try:
                 self._sites[op, k] = build(
-                    op, k, gradient, operand_state, state, self.batch_size
+                    site_op, at, gradient, operand_state, state, self.batch_size
                 )
             except Unproven as e:
                 raise Unproven(f"{what} {e}") from e
@@ -279,9 +300,37 @@ def _ancestors(tensor):
     return found
 
 
+def _in_place(op, k):
+    """The operation to judge, and which of its inputs the weight is.
+
+    That is `op` and `k`, unless `op` calls a function of one operation.
+    """
+    if op.type not in functions.CALLS:
+        return op, k
+    inner = functions.single_operation(op)
+    if inner is None:
+        return op, k
+    inputs = list(inner.inputs)
+    at = next(
+        j for j, i in enumerate(inputs) if i is not None and i is op.inputs[k]
+    )
+    weight = inputs[at]
+    if weight.dtype == tf.resource:
+        shape_and_type = handle_data_util.get_resource_handle_data(weight)
+        dtype = tf.as_dtype(shape_and_type.shape_and_type[0].dtype)
+        inputs[at] = tf.raw_ops.ReadVariableOp(resource=weight, dtype=dtype)
+    return functions.SingleOperation(op, inner, inputs), at
+
+
 def _has_custom_gradient(op):
     try:
-        op.get_attr("_gradient_op_type")
+        gradient = op.get_attr("_gradient_op_type").decode()
     except ValueError:
         return False
-    return True
+    if op.type not in functions.CALLS or "PartitionedCall-" not in gradient:
+        return True
+    # TensorFlow registers a gradient for every call: that of its body.
+    return any(
+        _has_custom_gradient(inner)
+        for inner in functions.body(op).graph.get_operations()
+    )

@@ -7,7 +7,6 @@ combines several examples, and `Unproven` where it cannot tell.
 """
 
 import numpy as np
-from tensorflow.python.framework import function_def_to_graph
 
 from tf_dpsub.gradients.graph.constants import static_shape
 from tf_dpsub.gradients.graph.states import PUBLIC
@@ -100,22 +99,6 @@ def apply_rule(application):
     if op.type not in _RULES:
         raise Unproven("has no rule")
     return _RULES[op.type](application)
-
-
-def function_bodies(op, graph):
-    """Graphs of the functions that a control flow operation calls."""
-    bodies = []
-    for attribute in op.op_def.attr:
-        if attribute.type != "func":
-            continue
-        definition = graph._get_function(op.get_attr(attribute.name).name)
-        if definition is not None:
-            bodies.append(
-                function_def_to_graph.function_def_to_graph(
-                    definition.cached_definition
-                )
-            )
-    return bodies
 
 
 def _rule(names):

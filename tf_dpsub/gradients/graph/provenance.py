@@ -17,6 +17,7 @@ which is what privacy rests on.
 import tensorflow as tf
 
 from tf_dpsub.gradients.graph import constants
+from tf_dpsub.gradients.graph import functions
 from tf_dpsub.gradients.graph import operations
 from tf_dpsub.gradients.graph.states import PUBLIC
 from tf_dpsub.gradients.graph.states import Mixed
@@ -28,6 +29,13 @@ from tf_dpsub.gradients.operator import tf_variable
 
 # Reading these has an effect outside of the graph, but none on later tensors.
 _HARMLESS_EFFECTS = frozenset({"Assert", "Print", "PrintV2"})
+
+_ASSIGNMENTS = ("Assign", "ResourceScatter", "ResourceStrided")
+_UPDATES_STATE = (
+    "{} '{}' updates a state from the batch: what it stores would be released "
+    "without noise. Remove or freeze the layer that does it (for "
+    "BatchNormalization: `layer.trainable = False`, or GroupNormalization)."
+)
 
 
 class Provenance:
@@ -42,6 +50,7 @@ class Provenance:
     def __init__(self, graph, inputs, batch_size):
         self.batch_size = batch_size
         self._constants = constants.ConstantFolder()
+        self._calls = {}
         self._states = {t.ref(): PerExample(0, 1, 1) for t in inputs}
         self._captured = {
             inner.ref(): outer for outer, inner in getattr(graph, "captures", [])
@@ -73,6 +82,9 @@ class Provenance:
                 return [state] * len(op.outputs)
         if all(state is PUBLIC for state in states):
             return [PUBLIC] * len(op.outputs)
+        if op.type in functions.CALLS:
+            body, proof = self._inside(op)
+            return [proof(output) for output in body.outputs]
         application = operations.Application(
             op, states, self.batch_size, self._constants
         )
@@ -84,6 +96,18 @@ class Provenance:
         if not isinstance(result, list):
             result = [result] * len(op.outputs)
         return result
+
+    def _inside(self, op):
+        """The body of a function call, and the proof of its tensors."""
+        body = functions.body(op)
+        # A gradient taken later gives the call another body.
+        key = (op, body)
+        if key not in self._calls:
+            proof = Provenance(body.graph, [], self.batch_size)
+            for inner, outer in zip(body.inputs, op.inputs):
+                proof._states[inner.ref()] = self(outer)
+            self._calls[key] = proof
+        return body, self._calls[key]
 
     def _placeholder_state(self, op):
         tensor = op.outputs[0]
@@ -130,7 +154,11 @@ class Provenance:
             if all(self(i) is PUBLIC for i in op.inputs):
                 continue
             try:
-                _require_no_effect(op, op.graph)
+                if op.type in functions.CALLS:
+                    body, proof = self._inside(op)
+                    proof.require_no_state_update(body.graph)
+                else:
+                    _require_no_effect(op)
             except Unproven as e:
                 unproven = e
         if unproven is not None:
@@ -146,20 +174,13 @@ def handle(variable):
     return read.op.inputs[0]
 
 
-def _require_no_effect(op, graph):
-    if op.type.startswith(("Assign", "ResourceScatter", "ResourceStrided")):
-        raise UpdatesState(
-            f"{op.type} '{op.name}' updates a state from the batch: what it "
-            "stores would be released without noise. Remove or freeze the "
-            "layer that does it (for BatchNormalization: set "
-            "`layer.trainable = False`, or use GroupNormalization)."
-        )
-    bodies = operations.function_bodies(op, graph)
-    if not bodies:
+def _require_no_effect(op):
+    if op.type.startswith(_ASSIGNMENTS):
+        raise UpdatesState(_UPDATES_STATE.format(op.type, op.name))
+    definitions = functions.called(op)
+    if not definitions:
         raise Unproven(f"{op.type} '{op.name}' has an effect of its own")
-    for body in bodies:
-        for inner in body.get_operations():
-            if not inner.op_def.is_stateful or inner.type in _HARMLESS_EFFECTS:
-                continue
-            if any(i.dtype != tf.resource for i in inner.inputs):
-                _require_no_effect(inner, body)
+    for definition in definitions:
+        for node in definition.node_def:
+            if node.op.startswith(_ASSIGNMENTS):
+                raise UpdatesState(_UPDATES_STATE.format(node.op, node.name))

@@ -105,10 +105,18 @@ class Site(abc.ABC):
 
 
 class Stored(Site):
-    """Rows that are formed in any case, such as those of a bias."""
+    """Rows that are formed in any case, such as those of a bias.
 
-    def __init__(self, weight, rows):
+    Args:
+        weight: the tensor that enters the operation.
+        rows: `[batch, *axes]`.
+        order: list of int, the transposition of `axes` that gives, up to a
+            reshape, the weight's. Defaults to `None`, no transposition.
+    """
+
+    def __init__(self, weight, rows, order=None):
         super().__init__(weight, [rows])
+        self._order = order or list(range(rows.shape.rank - 1))
 
     def sq_magnitudes(self):
         return self.sq_norms()
@@ -117,10 +125,13 @@ class Stored(Site):
         return sum_squares(self.factors[0])
 
     def rows(self):
-        return self.factors[0]
+        order = [0] + [axis + 1 for axis in self._order]
+        rows = _transpose(self.factors[0], order)
+        return tf.reshape(rows, [self.batch_size, *self.shape])
 
     def weighted_sum(self, c):
-        return tf.tensordot(c, self.factors[0], 1)
+        total = tf.tensordot(c, self.factors[0], 1)
+        return tf.reshape(_transpose(total, self._order), self.shape)
 
 
 class OuterProducts(Site):
@@ -148,7 +159,9 @@ class OuterProducts(Site):
         """The same site, with stored rows where that is the cheapest."""
         if self.terms > 1 and not self._prefers_gram:
             if self.batch_size * size(self.shape) <= KEPT_ROWS:
-                return Stored(self.weight, self.rows())
+                products = self._products(*self.factors)
+                products = tf.reshape(products, [self.batch_size, *self._parts])
+                return Stored(self.weight, products, self._order)
         return self
 
     @property

@@ -1,0 +1,178 @@
+"""Time of a private step against the same model trained plainly by Keras.
+
+One process, one model after another; plain and private steps alternate in
+blocks, so that a ratio is taken from one run. Prints a table, or JSON.
+"""
+
+import functools
+import json
+import statistics
+import time
+
+import keras
+import numpy as np
+import tensorflow as tf
+from absl import app
+from absl import flags
+
+import tf_dpsub
+
+_MODELS = flags.DEFINE_list(
+    "models", ["cnn", "resnet20", "bert"], "Which of them to measure."
+)
+_BLOCKS = flags.DEFINE_integer("blocks", 7, "Blocks of steps of each kind.")
+_JSON = flags.DEFINE_bool("json", False, "Prints JSON.")
+
+
+def cnn():
+    """The 26,010-parameter network of the PDP-SGD paper, batch 250."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(250, 28, 28, 1)).astype("float32")
+    y = rng.integers(0, 10, 250)
+    return tf_dpsub.models.mnist_cnn(), x, y, 20
+
+
+def resnet20():
+    """ResNet-20 with GroupNorm, batch 256."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(256, 32, 32, 3)).astype("float32")
+    y = rng.integers(0, 10, 256)
+    return tf_dpsub.models.resnet20_gn(), x, y, 1
+
+
+def bert():
+    """BERT with 6 layers of width 384, embeddings frozen, batch 32 x 64."""
+    import keras_hub
+
+    backbone = keras_hub.models.BertBackbone(
+        vocabulary_size=30522,
+        num_layers=6,
+        num_heads=6,
+        hidden_dim=384,
+        intermediate_dim=1536,
+        max_sequence_length=128,
+        dropout=0.0,
+    )
+    for layer in backbone.layers:
+        if "embedding" in layer.name:
+            layer.trainable = False
+    outputs = backbone(backbone.input)["pooled_output"]
+    model = keras.Model(backbone.input, keras.layers.Dense(2)(outputs))
+    rng = np.random.default_rng(0)
+    x = {
+        "token_ids": rng.integers(0, 30522, (32, 64)).astype("int32"),
+        "segment_ids": np.zeros((32, 64), "int32"),
+        "padding_mask": np.ones((32, 64), "int32"),
+    }
+    return model, x, rng.integers(0, 2, 32), 1
+
+
+def _step(model, x, y, optimizer, batch):
+    """A function that makes one training step, on one batch in memory."""
+    model.compile(
+        optimizer,
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    private = isinstance(model, tf_dpsub.PrivateModel)
+    dataset = tf.data.Dataset.from_tensors((x, y)).repeat()
+    if private:
+        batches = tf_dpsub.data.PoissonBatches(x, y, batch_size=batch)
+        # As large as every batch here: sampling is not what is measured.
+        model._prepare_training(model._distributed(batches).element_spec)
+        dataset = model._dataset_of_batches(dataset)
+        model._run = _Endless()
+        model._charge = lambda steps: None
+    else:
+        model.optimizer.build(model.trainable_variables)
+    model.make_train_function()
+    iterator = iter(dataset)
+    return functools.partial(model.train_function, iterator)
+
+
+class _Endless:
+    left = None
+
+
+def _measure(steps, count, blocks):
+    """Seconds a step of each kind: blocks alternate."""
+    for step in steps.values():
+        for _ in range(3):
+            step()
+    times = {name: [] for name in steps}
+    for _ in range(blocks):
+        for name, step in steps.items():
+            start = time.perf_counter()
+            for _ in range(count):
+                logs = step()
+            float(logs["loss"])
+            times[name].append((time.perf_counter() - start) / count)
+    return times
+
+
+def measure(build, blocks):
+    """Median times of plain and private steps, and of the noise alone."""
+    model, x, y, count = build()
+    batch = len(y)
+
+    def private(noise_multiplier, **kwargs):
+        return _step(
+            tf_dpsub.make_private(keras.models.clone_model(model)),
+            x,
+            y,
+            tf_dpsub.optimizers.DPSGD(
+                keras.optimizers.SGD(0.01),
+                l2_norm_clip=1.0,
+                noise_multiplier=noise_multiplier,
+                batch_size=batch,
+                **kwargs,
+            ),
+            batch,
+        )
+
+    steps = {
+        "plain": _step(model, x, y, keras.optimizers.SGD(0.01), batch),
+        "private": private(1.0),
+        "without noise": private(0.0),
+    }
+    times = _measure(steps, count, blocks)
+    medians = {name: statistics.median(t) for name, t in times.items()}
+    # Ratios of neighbours in time: other load on the machine cancels.
+    ratio = statistics.median(
+        a / b for a, b in zip(times["private"], times["plain"])
+    )
+    noise = statistics.median(
+        1 - b / a for a, b in zip(times["private"], times["without noise"])
+    )
+    return {
+        "parameters": model.count_params(),
+        "batch": batch,
+        "ms": {name: 1e3 * t for name, t in medians.items()},
+        "ratio": ratio,
+        "noise share": noise,
+    }
+
+
+def main(_):
+    builders = {"cnn": cnn, "resnet20": resnet20, "bert": bert}
+    results = {}
+    for name in _MODELS.value:
+        results[name] = measure(builders[name], _BLOCKS.value)
+        keras.backend.clear_session()
+    if _JSON.value:
+        print(json.dumps(results, indent=2))
+        return
+    print(
+        f"{'model':10} {'batch':>5} {'plain ms':>9} {'private ms':>10} "
+        f"{'ratio':>6} {'noise share':>11}"
+    )
+    for name, r in results.items():
+        print(
+            f"{name:10} {r['batch']:5} {r['ms']['plain']:9.1f} "
+            f"{r['ms']['private']:10.1f} {r['ratio']:6.2f} "
+            f"{r['noise share']:11.0%}"
+        )
+
+
+if __name__ == "__main__":
+    app.run(main)
