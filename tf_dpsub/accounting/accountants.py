@@ -9,7 +9,9 @@ the result of *every* step, under the relation in which two data sets are
 neighbours when one example of one is missing from (or replaced by an empty one
 in) the other. `"rdp"` bounds the Rényi divergence at each of `RDP_ORDERS`;
 `"pld"` rounds the privacy loss up on a grid, and is nearly exact. Both bound
-the same quantity, so the smaller of the two holds as well.
+the same quantity, so `"pld"` answers with the smaller of the two, and with that
+of RDP alone beyond a million steps or an epsilon of a million, where its grid
+would not fit into memory.
 
 Reference:
   - [Rényi Differential Privacy of the Sampled Gaussian Mechanism](
@@ -41,6 +43,10 @@ RDP_ORDERS = tuple(
 )
 
 PLD_INTERVAL = 1e-4
+
+# Less noise is accounted as none: its epsilon is beyond any use, and beyond the
+# range of the accountants' arithmetic.
+_LEAST_NOISE = 1e-6
 
 # A search ends at the last whole number, or with epsilon this close (relative)
 # to the budget; and where more than this many steps would fit.
@@ -217,7 +223,7 @@ def sampled_gaussian(noise_multiplier, sampling_rate):
             f"Expected 0 < sampling_rate <= 1, got {sampling_rate}. It is the "
             "expected batch size divided by the number of examples."
         )
-    if noise_multiplier == 0:
+    if noise_multiplier < _LEAST_NOISE:
         return dp_accounting.NonPrivateDpEvent()
     gaussian = dp_accounting.GaussianDpEvent(float(noise_multiplier))
     if sampling_rate == 1:
@@ -263,7 +269,7 @@ def composed_epsilon(
     )
     if math.isnan(spent):
         return math.inf
-    if accountant == "pld" and 0 < spent < math.inf:
+    if accountant == "pld" and _grid_fits(totals, spent):
         spent = min(spent, _pld_epsilon(totals, delta, spent, interval))
     return float(spent)
 
@@ -294,7 +300,7 @@ def composed_delta(events, *, epsilon, accountant="rdp"):
     spent, _ = rdp_privacy_accountant.compute_delta(RDP_ORDERS, curve, epsilon)
     if math.isnan(spent):
         return 1.0
-    if accountant == "pld" and spent > 0 and math.isfinite(scale):
+    if accountant == "pld" and _grid_fits(totals, scale):
         with np.errstate(over="ignore"):
             spent = min(spent, _pld(totals, scale).get_delta(epsilon))
     return float(spent)
@@ -318,6 +324,7 @@ def further_steps(event, *, epsilon, delta, accountant="rdp", spent=()):
         ValueError: If an argument is out of its range.
     """
     _check_epsilon(epsilon)
+    _check_accountant(accountant)
     spent = tuple(spent)
 
     @functools.cache
@@ -371,6 +378,10 @@ def _curve(event, orders):
     # dp-accounting offers the curve in no other way. What lies below float64's
     # rounding can come out as 0 or negative, which would be read as "free".
     return np.maximum(accountant._rdp, 1e-14)
+
+
+def _grid_fits(totals, scale):
+    return 0 < scale < 1e6 and max(totals.values()) <= 10**6
 
 
 def _pld_epsilon(totals, delta, scale, interval):

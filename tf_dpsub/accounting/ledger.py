@@ -1,36 +1,92 @@
-"""What a model has spent: a list that only grows."""
+"""The record of every private step that a model has taken.
+
+A `PrivacyLedger` only grows. It belongs to a model, not to an optimizer or to
+weights, so that neither compiling again nor loading a checkpoint loses a step;
+with a path it is also written ahead of the steps, so that a crash does not.
+"""
 
 import dataclasses
 import json
+import math
+import operator
 import os
+import uuid
 
 import dp_accounting
 
 from tf_dpsub.accounting import accountants
 
 SAMPLERS = ("poisson", "batches")
-_FORMAT = "tf_dpsub ledger, version 1"
+
+_FORMAT = "tf_dpsub privacy ledger"
+_VERSION = 1
+
+
+def _plain_flag(value):
+    if value not in (True, False):
+        raise ValueError(f"Expected True or False, got {value!r}.")
+    return bool(value)
+
+
+_PLAIN = {
+    "mechanism": str,
+    "noise_multiplier": float,
+    "l2_norm_clip": float,
+    "batch_size": operator.index,
+    "examples": operator.index,
+    "sampler": str,
+    "each_example_once_per_epoch": _plain_flag,
+    "fixed_seed": _plain_flag,
+    "private_selection": _plain_flag,
+    "steps": operator.index,
+    "epochs": operator.index,
+    "notes": tuple,
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LedgerEntry:
-    """Identical steps of one mechanism.
+    """Identical steps of one mechanism under one way of sampling.
 
-    Attributes:
-        mechanism: string, name of the optimizer.
-        noise_multiplier: float, that of the one Gaussian which accounts for a
-            step. 0 if a step is not private.
-        l2_norm_clip: float.
-        batch_size: int, the public, expected batch size.
-        examples: int, how many there are; None if that is not known.
-        sampler: string, `"poisson"` (every step draws each example
-            independently) or `"batches"` (given ones: no amplification).
-        each_example_once_per_epoch: bool, whether the user states so.
-        fixed_seed: bool, whether noise or sampling were reproducible.
-        private_selection: bool, whether callbacks steered by private results.
-        notes: tuple of strings, what else is taken as public.
-        steps: int, how many have been charged.
-        epochs: int, how many have been begun.
+    Formal guarantees: what is released is, at every step, a sum over the drawn
+    examples in which each example has norm at most `l2_norm_clip`, with
+    Gaussian noise of standard deviation `noise_multiplier * l2_norm_clip`.
+    `event` accounts for it, in one of three ways:
+
+    | sampler | each example once per epoch | event |
+    |---|---|---|
+    | `"poisson"` | | `steps` Poisson-sampled Gaussians |
+    | `"batches"` | not stated | `steps` Gaussians |
+    | `"batches"` | stated | `epochs` Gaussians |
+
+    Where it is stated, but no epoch was counted, the steps count. Without noise
+    the event is not private.
+
+    Args:
+        mechanism: str, name of the mechanism, e.g. `"DPSGD"`.
+        noise_multiplier: float, >= 0, of the single Gaussian that a step
+            amounts to. 0 is not private.
+        l2_norm_clip: float, > 0, bound on the norm of an example's share.
+            `math.inf` only without noise.
+        batch_size: int, the public, expected number of examples in a batch.
+        examples: int or `None`, number of examples in the data set, where
+            known. Required by `"poisson"`.
+        sampler: str, `"poisson"` (each example is drawn independently with
+            probability `batch_size / examples`) or `"batches"` (the user's
+            own batches: each example at most once in each).
+        each_example_once_per_epoch: bool, whether the user states that an epoch
+            holds each example at most once. Defaults to `False`.
+        fixed_seed: bool, whether noise or sampling came from a fixed seed.
+            Defaults to `False`.
+        private_selection: bool, whether a callback was allowed to steer the run
+            by private results. Defaults to `False`.
+        steps: int, number of steps. Defaults to 0.
+        epochs: int, number of epochs begun. Defaults to 0.
+        notes: tuple of str, what else is taken to be public, as nouns for the
+            statement. Defaults to `()`.
+
+    Raises:
+        ValueError: If a field is out of its range.
     """
 
     mechanism: str
@@ -42,218 +98,324 @@ class LedgerEntry:
     each_example_once_per_epoch: bool = False
     fixed_seed: bool = False
     private_selection: bool = False
-    notes: tuple = ()
     steps: int = 0
     epochs: int = 0
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self):
+        if not self.mechanism or not isinstance(self.mechanism, str):
+            raise ValueError(
+                f"Expected mechanism to be a name, got {self.mechanism!r}."
+            )
+        if not 0 <= self.noise_multiplier < math.inf:
+            raise ValueError(
+                "Expected 0 <= noise_multiplier < inf, got "
+                f"{self.noise_multiplier}."
+            )
+        if not self.l2_norm_clip > 0:
+            raise ValueError(
+                f"Expected l2_norm_clip > 0, got {self.l2_norm_clip}."
+            )
+        if self.noise_multiplier > 0 and math.isinf(self.l2_norm_clip):
+            raise ValueError(
+                "Expected a finite l2_norm_clip with noise_multiplier="
+                f"{self.noise_multiplier}, got inf. The noise is a multiple of "
+                "the clip: set a clip, or noise_multiplier=0 (not private)."
+            )
         if self.sampler not in SAMPLERS:
             raise ValueError(
-                f"Expected sampler in {SAMPLERS}, got {self.sampler!r}."
+                f"Expected sampler to be one of {SAMPLERS}, got "
+                f"{self.sampler!r}."
             )
-        if self.sampler == "poisson" and not (
-            self.examples and self.batch_size <= self.examples
+        if self.sampler == "poisson" and self.examples is None:
+            raise ValueError(
+                "Expected examples with sampler='poisson', got None. The "
+                "sampling rate is batch_size / examples."
+            )
+        if self.batch_size < 1 or (
+            self.examples is not None and self.batch_size > self.examples
         ):
             raise ValueError(
-                "Expected examples >= batch_size with Poisson sampling, got "
-                f"examples={self.examples}, batch_size={self.batch_size}."
+                "Expected 1 <= batch_size <= examples, got "
+                f"batch_size={self.batch_size}, examples={self.examples}."
             )
-        object.__setattr__(self, "notes", tuple(self.notes))
+        if self.steps < 0 or self.epochs < 0:
+            raise ValueError(
+                f"Expected steps >= 0 and epochs >= 0, got {self.steps} and "
+                f"{self.epochs}."
+            )
+        # Plain Python values, so that equal entries are equal after a round
+        # trip through JSON.
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value is not None:
+                object.__setattr__(self, field.name, _PLAIN[field.name](value))
 
     @property
     def sampling_rate(self):
-        """Probability that a step draws an example; None for given batches."""
-        if self.sampler == "batches":
+        """Expected share of the examples in a batch; `None` if unknown."""
+        if self.examples is None:
             return None
         return self.batch_size / self.examples
 
+    @property
     def description(self):
         """The entry without its counts."""
         return dataclasses.replace(self, steps=0, epochs=0)
 
-    def with_further(self, steps, epochs):
-        """The entry with more steps and epochs."""
-        return dataclasses.replace(
-            self, steps=self.steps + steps, epochs=self.epochs + epochs
-        )
+    def step_event(self):
+        """The dp-accounting event of one step (or one epoch, where it counts).
 
-    def step_event(self, amplified=True):
-        """`dp_accounting.DpEvent` of one step."""
-        if self.noise_multiplier == 0:
-            return dp_accounting.NonPrivateDpEvent()
-        event = dp_accounting.GaussianDpEvent(self.noise_multiplier)
-        if amplified and self.sampling_rate is not None:
-            event = dp_accounting.PoissonSampledDpEvent(
-                self.sampling_rate, event
-            )
-        return event
-
-    def event(self, amplified=True):
-        """`dp_accounting.DpEvent` of all steps.
-
-        Args:
-            amplified: bool, whether sampling, or the user's statement that an
-                epoch gives each example at most once, counts. Defaults to
-                `True`.
+        Returns:
+            A `dp_accounting.DpEvent`.
         """
-        releases = self.steps
-        if amplified and self.each_example_once_per_epoch:
-            releases = min(self.epochs, self.steps)
-        return dp_accounting.SelfComposedDpEvent(
-            self.step_event(amplified), releases
+        return accountants.sampled_gaussian(
+            self.noise_multiplier,
+            self.sampling_rate if self.sampler == "poisson" else 1,
         )
+
+    def event(self):
+        """The dp-accounting event of all steps of the entry.
+
+        Returns:
+            A `dp_accounting.DpEvent`.
+        """
+        return _repeat(self.step_event(), self._participations())
+
+    def event_without_amplification(self):
+        """As `event`, with every step a Gaussian that may use every example.
+
+        Returns:
+            A `dp_accounting.DpEvent`.
+        """
+        return _repeat(
+            accountants.sampled_gaussian(self.noise_multiplier, 1),
+            max(self.steps, self._participations()),
+        )
+
+    def _participations(self):
+        """How many steps may have used the same example."""
+        if self.each_example_once_per_epoch and self.epochs > 0:
+            return self.epochs
+        return self.steps
 
 
 class PrivacyLedger:
-    """All private steps of a model, in order.
+    """Every private step that was taken, and what they cost together.
 
-    Formal guarantees: entries are appended or counted up, never changed or
-    removed; compiling again, loading weights or a new optimizer cannot shorten
-    the ledger. `epsilon` composes all of them. With a `path`, a block of steps
-    is written, durably, before the first of it runs; what is found in the file
-    at the next start counts as spent, so a crash loses no step.
+    A ledger is a list of segments. A segment is extended only by the ledger
+    that began it, carries a random name, and is never shortened; a ledger read
+    from a file or copied begins a new one. `merge` can therefore tell the same
+    steps, seen twice, from steps that were taken twice.
+
+    With a `path` the file is written ahead: a block of steps is recorded
+    durably before the first of them runs, by `reserve`, or by the `charge` that
+    finds none; `charge` counts inside the block without touching the disk, and
+    `settle` writes the true count at a normal end. A process that dies leaves
+    the whole block, which counts as spent from then on.
+
+    Formal guarantees: `epsilon` composes every segment, adaptively, hence holds
+    for the weights after every step. Merging takes the larger count of a
+    segment that both sides have and adds all others: it never lowers epsilon.
 
     Args:
-        path: string or path-like, the file; None to keep the ledger in memory.
-            An existing file is continued. Defaults to `None`.
-        block: int, how many steps are written ahead at a time. Defaults to
-            `100`.
-
-    Attributes:
-        entries: tuple of `LedgerEntry`.
+        path: str or `os.PathLike`, file to write ahead to, usually in a run's
+            folder. An existing one is read. Defaults to `None`: in memory only.
+        block: int, >= 1, how many steps `charge` records ahead. Defaults to
+            100.
 
     Raises:
-        ValueError: if the file is damaged or not a ledger; it is left alone.
+        ValueError: If the file holds no ledger. It is left as it is.
+
+    Example:
+
+    ```python
+    ledger = PrivacyLedger("out/run/privacy_ledger.json")
+    entry = LedgerEntry(
+        mechanism="DPSGD", noise_multiplier=1.3, l2_norm_clip=1.0,
+        batch_size=150, examples=60000, sampler="poisson",
+    )
+    for _ in range(400):
+        ledger.charge(entry)
+        ...  # the step
+    ledger.settle()
+    ledger.epsilon(delta=1e-5)
+    ```
     """
 
     def __init__(self, path=None, block=100):
-        self.path = None if path is None else os.fspath(path)
+        if block < 1:
+            raise ValueError(f"Expected block >= 1, got {block}.")
+        self._path = None if path is None else os.fspath(path)
         self._block = block
-        self._entries = []
-        self._ahead = (None, 0, 0)  # what the file has and the list has not
-        if self.path is not None and os.path.exists(self.path):
-            with open(self.path, encoding="utf-8") as file:
-                text = file.read()
-            try:
-                self._entries = _parse(text)
-            except ValueError as e:
-                raise ValueError(
-                    f"Expected a ledger in {self.path}, got something else: "
-                    f"{e} The file was not changed. Name another one, or "
-                    "restore it: privacy spent before would not be counted."
-                ) from e
+        self._segments = []
+        self._open = None
+        self._reserved_steps = 0
+        self._reserved_epochs = 0
+        self._on_disk = None
+        if self._path is not None:
+            self._on_disk = self._read()
+            if self._on_disk is not None:
+                try:
+                    self._segments = _decode(self._on_disk)
+                except ValueError as error:
+                    raise ValueError(
+                        f"{self._path}: {error} The file was left as it is. "
+                        "Restore it, or, if the steps of its run need not be "
+                        "counted, use another folder."
+                    ) from error
+
+    @property
+    def path(self):
+        """The file that is written ahead, or `None`."""
+        return self._path
 
     @property
     def entries(self):
-        return tuple(self._entries)
+        """Tuple of `LedgerEntry`, in the order in which they were begun."""
+        entries = []
+        for segment in self._segments:
+            entry = segment.entry()
+            if entries and _extends(entries[-1], entry):
+                entry = dataclasses.replace(
+                    entry,
+                    steps=entries[-1].steps + entry.steps,
+                    epochs=entries[-1].epochs + entry.epochs,
+                )
+                entries.pop()
+            if entry.steps or entry.epochs:
+                entries.append(entry)
+        return tuple(entries)
 
     @property
     def steps(self):
-        """Number of steps charged."""
-        return sum(entry.steps for entry in self._entries)
+        """Total number of steps."""
+        return sum(segment.steps for segment in self._segments)
 
     def charge(self, entry, steps=1, epochs=0):
-        """Counts steps that are about to run.
+        """Counts steps, before they run.
+
+        An epoch is charged with or before its first step. Steps of an entry
+        with `each_example_once_per_epoch` that come before any epoch count one
+        by one.
 
         Args:
-            entry: `LedgerEntry`; its own counts are not used.
-            steps: int, how many steps. Defaults to `1`.
-            epochs: int, how many epochs begin with them. Defaults to `0`.
+            entry: `LedgerEntry` without counts, what the steps are. If it
+                differs from the last one, a new entry begins.
+            steps: int, number of steps. Defaults to 1.
+            epochs: int, number of epochs that begin. Defaults to 0.
         """
-        entry = entry.description()
-        if self.path is not None:
-            known, steps_ahead, epochs_ahead = self._ahead
-            if known != entry or steps_ahead < steps or epochs_ahead < epochs:
-                block = max(steps, self._block)
-                self._write(_extended(self._entries, entry, block, epochs))
-                steps_ahead, epochs_ahead = block, epochs
-            self._ahead = (entry, steps_ahead - steps, epochs_ahead - epochs)
-        self._entries = _extended(self._entries, entry, steps, epochs)
+        self._open_segment(entry, steps, epochs)
+        self._open.steps += steps
+        self._open.epochs += epochs
+        if self._path is None:
+            return
+        self._reserved_steps -= steps
+        self._reserved_epochs -= epochs
+        if self._reserved_steps < 0 or self._reserved_epochs < 0:
+            self._write(ahead=(max(self._block - steps, 0), 0))
+
+    def reserve(self, entry, steps, epochs=0):
+        """Durably records a block of steps before it runs.
+
+        What an earlier block has left is given back. In memory nothing happens.
+
+        Args:
+            entry: `LedgerEntry` without counts, what the steps will be.
+            steps: int, number of steps in the block.
+            epochs: int, number of epochs that begin in it. Defaults to 0.
+        """
+        if self._path is None:
+            return
+        self._open_segment(entry, steps, epochs)
+        self._write(ahead=(steps, epochs))
 
     def settle(self):
-        """Writes the true count, at a regular end of a run."""
-        if self.path is not None:
-            self._write(self._entries)
-            self._ahead = (None, 0, 0)
+        """Writes the true counts: what is left of a block is given back."""
+        if self._path is not None:
+            self._write()
 
     def merge(self, other):
-        """Adds what another ledger of the same model has counted.
-
-        Of two ledgers of which one continues the other, the longer one is
-        kept. Where they differ, both are composed after what they share.
+        """Takes over what another ledger has counted; never counts less.
 
         Args:
-            other: `PrivacyLedger`, as from a checkpoint.
+            other: `PrivacyLedger`, e.g. of a checkpoint.
         """
-        ours, theirs = self._entries, list(other.entries)
-        shared = 0
-        while (
-            shared < min(len(ours), len(theirs))
-            and ours[shared] == theirs[shared]
-        ):
-            shared += 1
-        ours, theirs = ours[shared:], theirs[shared:]
-        merged = self._entries[:shared]
-        if ours and theirs and ours[0].description() == theirs[0].description():
-            # One of them went on with the same entry.
-            first = max(ours[0], theirs[0], key=lambda e: (e.steps, e.epochs))
-            if first.epochs < max(ours[0].epochs, theirs[0].epochs):
-                first = dataclasses.replace(
-                    first, epochs=max(ours[0].epochs, theirs[0].epochs)
-                )
-            merged, ours, theirs = [*merged, first], ours[1:], theirs[1:]
-        self._entries = [*merged, *ours, *theirs]
-        if self.path is not None:
-            self.settle()
+        mine = {segment.name: segment for segment in self._segments}
+        reserved = (other._reserved_steps, other._reserved_epochs)
+        for theirs in other._segments_with(reserved):
+            segment = mine.get(theirs.name)
+            if segment is None:
+                self._segments.append(theirs)
+            else:
+                segment.steps = max(segment.steps, theirs.steps)
+                segment.epochs = max(segment.epochs, theirs.epochs)
+        if self._path is not None:
+            self._write(ahead=(self._reserved_steps, self._reserved_epochs))
 
     def epsilon(self, delta, accountant="rdp"):
-        """Epsilon of everything so far.
+        """Epsilon spent so far.
 
         Args:
             delta: float in (0, 1).
-            accountant: string, `"rdp"` or `"pld"`. Defaults to `"rdp"`.
+            accountant: str, `"rdp"` or `"pld"`. Defaults to `"rdp"`.
 
         Returns:
-            float, `inf` if a step was not private.
+            A float, 0.0 before the first step, infinite if a step had no noise.
         """
         return accountants.composed_epsilon(
-            [entry.event() for entry in self._entries],
-            delta=delta,
-            accountant=accountant,
+            self.events(), delta=delta, accountant=accountant
         )
 
     def epsilon_without_amplification(self, delta, accountant="rdp"):
-        """As `epsilon`, as if every step had seen every example."""
+        """Epsilon if every step may have used every example.
+
+        It assumes nothing of the batches but that each example is at most once
+        in each.
+
+        Args:
+            delta: float in (0, 1).
+            accountant: str, `"rdp"` or `"pld"`. Defaults to `"rdp"`.
+
+        Returns:
+            A float.
+        """
         return accountants.composed_epsilon(
-            [entry.event(amplified=False) for entry in self._entries],
+            [entry.event_without_amplification() for entry in self.entries],
             delta=delta,
             accountant=accountant,
         )
 
     def delta(self, epsilon, accountant="rdp"):
-        """Delta of everything so far, for a given epsilon > 0."""
+        """Delta spent so far.
+
+        Args:
+            epsilon: float, > 0.
+            accountant: str, `"rdp"` or `"pld"`. Defaults to `"rdp"`.
+
+        Returns:
+            A float.
+        """
         return accountants.composed_delta(
-            [entry.event() for entry in self._entries],
-            epsilon=epsilon,
-            accountant=accountant,
+            self.events(), epsilon=epsilon, accountant=accountant
         )
 
     def epsilon_after(self, entry, steps, delta, epochs=0, accountant="rdp"):
-        """Epsilon if further steps were made.
+        """Epsilon that would be spent after further steps.
 
         Args:
-            entry: `LedgerEntry` of the further steps.
-            steps: int.
+            entry: `LedgerEntry`, what the steps would be.
+            steps: int, number of further steps.
             delta: float in (0, 1).
-            epochs: int, how many epochs would begin. Defaults to `0`.
-            accountant: string. Defaults to `"rdp"`.
+            epochs: int, number of further epochs. Defaults to 0.
+            accountant: str, `"rdp"` or `"pld"`. Defaults to `"rdp"`.
 
         Returns:
-            float.
+            A float.
         """
-        entries = _extended(self._entries, entry.description(), steps, epochs)
+        further = dataclasses.replace(entry, steps=steps, epochs=epochs)
         return accountants.composed_epsilon(
-            [entry.event() for entry in entries],
+            [*self.events(), further.event()],
             delta=delta,
             accountant=accountant,
         )
@@ -261,82 +423,221 @@ class PrivacyLedger:
     def steps_within(self, entry, *, epsilon, delta, accountant="rdp"):
         """How many further steps keep a budget.
 
-        Where the user states that an epoch gives each example at most once,
-        every step is nevertheless counted as a release: epochs may be cut.
-
         Args:
-            entry: `LedgerEntry` of the further steps.
-            epsilon: float > 0, the budget, all earlier steps included.
+            entry: `LedgerEntry`, what the steps would be.
+            epsilon: float, > 0, the whole budget, of which a part may be spent.
             delta: float in (0, 1).
-            accountant: string. Defaults to `"rdp"`.
+            accountant: str, `"rdp"` or `"pld"`. Defaults to `"rdp"`.
 
         Returns:
-            int.
+            An int: epochs instead of steps where `entry` states
+            `each_example_once_per_epoch`.
         """
-        if entry.noise_multiplier == 0:
-            return 0
         return accountants.further_steps(
             entry.step_event(),
             epsilon=epsilon,
             delta=delta,
             accountant=accountant,
-            spent=[entry.event() for entry in self._entries],
+            spent=self.events(),
         )
 
+    def events(self):
+        """List of `dp_accounting.DpEvent`, one for each entry."""
+        return [entry.event() for entry in self.entries]
+
     def to_json(self):
-        """The entries as a JSON string."""
-        return _dump(self._entries)
+        """The ledger as text, without any block that is reserved.
+
+        Returns:
+            A str, which `from_json` reads.
+        """
+        return _encode(self._segments)
 
     @classmethod
     def from_json(cls, text):
-        """A ledger in memory from `to_json`.
+        """The ledger that `to_json` wrote, in memory.
+
+        Args:
+            text: str or bytes.
+
+        Returns:
+            A `PrivacyLedger`.
 
         Raises:
-            ValueError: if the string is not a ledger.
+            ValueError: If `text` is not a ledger.
         """
         ledger = cls()
-        ledger._entries = _parse(text)
+        ledger._segments = _decode(text)
         return ledger
 
-    def _write(self, entries):
-        """Replaces the file atomically, and waits until it is on disk."""
-        folder = os.path.dirname(os.path.abspath(self.path))
+    def __reduce__(self):
+        # A copy must not go on with a segment that the original extends, nor
+        # write to its file.
+        return (PrivacyLedger.from_json, (self.to_json(),))
+
+    def __repr__(self):
+        return (
+            f"PrivacyLedger(steps={self.steps}, entries={len(self.entries)}, "
+            f"path={self._path!r})"
+        )
+
+    def _open_segment(self, entry, steps, epochs):
+        if operator.index(steps) < 0 or operator.index(epochs) < 0:
+            raise ValueError(
+                f"Expected steps >= 0 and epochs >= 0, got {steps} and "
+                f"{epochs}. A ledger only grows."
+            )
+        if entry.steps or entry.epochs:
+            raise ValueError(
+                "Expected an entry without counts, got "
+                f"steps={entry.steps}, epochs={entry.epochs}. Pass the counts "
+                "as arguments, and `entry.description` as the entry."
+            )
+        segment = self._open
+        if (
+            segment is None
+            or not (segment.described is entry or segment.described == entry)
+            or (
+                # Steps taken before any epoch must go on counting one by one.
+                epochs > 0
+                and entry.each_example_once_per_epoch
+                and segment.steps > 0
+                and segment.epochs == 0
+            )
+        ):
+            self._open = _Segment(name=uuid.uuid4().hex, described=entry)
+            self._segments.append(self._open)
+            self._reserved_steps = self._reserved_epochs = 0
+
+    def _segments_with(self, ahead):
+        """Copies of the segments, with a block of (steps, epochs) on top."""
+        segments = [dataclasses.replace(segment) for segment in self._segments]
+        for segment, original in zip(segments, self._segments):
+            if original is self._open:
+                segment.steps += ahead[0]
+                segment.epochs += ahead[1]
+        return segments
+
+    def _read(self):
+        try:
+            with open(self._path, "rb") as file:
+                return file.read()
+        except FileNotFoundError:
+            return None
+
+    def _write(self, ahead=(0, 0)):
+        """Replaces the file, and waits until that is durable."""
+        # Should this fail, nothing is reserved.
+        self._reserved_steps = self._reserved_epochs = 0
+        if self._read() != self._on_disk:
+            raise RuntimeError(
+                f"Expected {self._path} as this ledger left it, but something "
+                "else has changed it. Two runs must not share a ledger: its "
+                "steps would be lost. Give each run a folder of its own."
+            )
+        data = _encode(self._segments_with(ahead)).encode()
+        folder = os.path.dirname(os.path.abspath(self._path))
         os.makedirs(folder, exist_ok=True)
-        temporary = f"{self.path}.{os.getpid()}.tmp"
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(_dump(entries))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, self.path)
+        scratch = f"{self._path}.{os.getpid()}.tmp"
+        try:
+            with open(scratch, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(scratch, self._path)
+        except BaseException:
+            if os.path.exists(scratch):
+                os.remove(scratch)
+            raise
+        self._on_disk = data
         handle = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(handle)
         finally:
             os.close(handle)
+        self._reserved_steps, self._reserved_epochs = ahead
 
 
-def _extended(entries, entry, steps, epochs):
-    """Entries with further steps of one that may be new."""
-    if entries and entries[-1].description() == entry:
-        return [*entries[:-1], entries[-1].with_further(steps, epochs)]
-    return [*entries, entry.with_further(steps, epochs)]
+@dataclasses.dataclass
+class _Segment:
+    """Steps that one ledger counted without interruption."""
+
+    name: str
+    described: LedgerEntry
+    steps: int = 0
+    epochs: int = 0
+
+    def entry(self):
+        return dataclasses.replace(
+            self.described, steps=self.steps, epochs=self.epochs
+        )
 
 
-def _dump(entries):
-    return json.dumps(
-        {
-            "format": _FORMAT,
-            "entries": [dataclasses.asdict(entry) for entry in entries],
-        },
-        indent=2,
+def _repeat(event, count):
+    if count == 0:
+        return dp_accounting.NoOpDpEvent()
+    if isinstance(event, dp_accounting.NonPrivateDpEvent):
+        return event
+    return dp_accounting.SelfComposedDpEvent(event, count)
+
+
+def _extends(entry, other):
+    """Whether one event describes both: epochs and single steps do not add."""
+    return entry.description == other.description and (
+        not entry.each_example_once_per_epoch
+        or (entry.epochs > 0) == (other.epochs > 0)
     )
 
 
-def _parse(text):
+def _encode(segments):
+    entries = []
+    for segment in segments:
+        if not segment.steps and not segment.epochs:
+            continue
+        fields = dataclasses.asdict(segment.entry())
+        if math.isinf(segment.described.l2_norm_clip):
+            fields["l2_norm_clip"] = "inf"
+        entries.append({"name": segment.name, **fields})
+    return json.dumps(
+        {"format": _FORMAT, "version": _VERSION, "entries": entries},
+        indent=2,
+        allow_nan=False,
+    )
+
+
+def _decode(text):
     try:
         content = json.loads(text)
-        if content["format"] != _FORMAT:
-            raise ValueError(f"its format is {content['format']!r}.")
-        return [LedgerEntry(**entry) for entry in content["entries"]]
-    except (KeyError, TypeError, json.JSONDecodeError) as e:
-        raise ValueError(f"{type(e).__name__}: {e}.") from e
+        if content["format"] != _FORMAT or content["version"] != _VERSION:
+            raise ValueError(
+                f"it says {content['format']!r}, version {content['version']}"
+            )
+        segments = [_decode_segment(fields) for fields in content["entries"]]
+        if len({segment.name for segment in segments}) < len(segments):
+            raise ValueError("two entries have the same name")
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"Expected a {_FORMAT} of version {_VERSION}, got something else, "
+            f"or a damaged one ({type(error).__name__}: {error})."
+        ) from error
+    return segments
+
+
+def _decode_segment(fields):
+    fields = dict(fields)
+    name = fields.pop("name")
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"an entry's name is {name!r}")
+    missing = sorted(_PLAIN.keys() - fields.keys())
+    if missing:
+        raise ValueError(f"an entry lacks {missing}")
+    if fields["l2_norm_clip"] == "inf":
+        fields["l2_norm_clip"] = math.inf
+    fields["notes"] = tuple(fields["notes"])
+    entry = LedgerEntry(**fields)
+    return _Segment(
+        name=name,
+        described=entry.description,
+        steps=entry.steps,
+        epochs=entry.epochs,
+    )

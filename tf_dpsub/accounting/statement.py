@@ -1,134 +1,203 @@
-"""What was spent and what that means, in plain words."""
+"""The privacy statement: what was spent, and what that means, in prose."""
 
+import decimal
 import math
 import textwrap
 
+from tf_dpsub.accounting import accountants
+
+_WIDTH = 80
+
 _UNIT = (
-    "The unit of privacy is one example, that is one row given to training. "
-    "Duplicates, several phrases of one sentence, or several rows of one person "
-    "are several units."
+    "Unit. What is protected is one example: one row given to training. "
+    "Duplicates, several phrases of one sentence, several references of one "
+    "input and several rows of one person are several units; together they are "
+    "protected less."
 )
 _ADJACENCY = (
-    "Two data sets are neighbours if one example of the one is replaced by an "
-    "empty (zero-weight) one in the other. The number of examples, the batch "
-    "size, the sampling rate and the number of steps are public."
+    "Adjacency. Two data sets are neighbours if one example of one of them is "
+    "replaced in the other by an empty (zero-weight) one. The number of "
+    "examples, the batch size, the sampling rate and the number of steps are "
+    "public."
+)
+_ADD_REMOVE = (
+    " For Poisson sampling ε is also that of adding or removing one example."
 )
 _COVERED = (
-    "Covered: the weights of the model at every step, and all that is computed "
-    "from them. Not covered: training metrics, losses and logs, and whatever "
-    "was chosen by looking at private results, such as noise multiplier, batch "
-    "size, number of steps, other hyper-parameters, vocabularies, adapted "
-    "preprocessing, or which checkpoint is kept."
+    "Covered: the weights at every step, all of them together, and whatever is "
+    "computed from them. Not covered: training metrics, losses and logs, and "
+    "anything chosen by looking at private results, such as the noise "
+    "multiplier, the batch size, the number of steps, other hyper-parameters, "
+    "vocabularies, adapted preprocessing, or which checkpoint to keep."
+)
+_SINCE = (
+    "Counted: the private steps since the model was made private, with those "
+    "of the checkpoints loaded into it. Earlier training of its weights, and "
+    "other models trained on the same data, are not."
+)
+_UNAMPLIFIED = "without amplification by sampling"
+_POISSON = (
+    "Poisson sampling: every step drew each of the {examples} examples "
+    "independently with probability q = {rate:.4g}. An epoch's worth of steps "
+    "uses about 63 % of the examples."
 )
 _BATCHES = (
-    "The batches were given, so sampling amplifies nothing. It is assumed that "
-    "each example is at most once in a batch, and that order, batch membership "
-    "and padded length of the others do not depend on any one example."
+    "The batches were the user's own, so no amplification by sampling is "
+    "claimed. Assumed: each example is at most once in a batch, and neither "
+    "the order nor the membership nor the padded length of the batches depends "
+    "on any one example."
+)
+_ONCE = (
+    " The user states that each example is at most once in an epoch; {epochs} "
+    "epochs were begun."
 )
 
 
-def statement(ledger, *, delta, accountant="rdp", model_name=None):
-    """Describes what a ledger has counted.
+def statement(ledger, *, delta, model_name=None, accountant="rdp"):
+    """Describes what a ledger has counted, for a reader of the result.
 
     Args:
         ledger: `PrivacyLedger`.
         delta: float in (0, 1).
-        accountant: string, `"rdp"` or `"pld"`: that of the claimed epsilon.
-            Defaults to `"rdp"`.
-        model_name: string. Defaults to `None`.
+        model_name: str. Defaults to `None`, without a name.
+        accountant: str, `"rdp"` or `"pld"`, which of them the first sentence
+            quotes; figures of both follow. Defaults to `"rdp"`.
 
     Returns:
-        string, lines of at most 80 characters.
+        A str, lines of at most 80 characters. Every ε is rounded up.
+
+    Raises:
+        ValueError: If `delta` or `accountant` is out of its range.
+
+    Example:
+
+    ```python
+    print(tf_dpsub.accounting.statement(model.ledger, delta=1e-5))
+    ```
     """
-    name = f" of '{model_name}'" if model_name else ""
-    lines = [f"Privacy statement{name}", ""]
-    if not ledger.entries:
-        lines += ["No private step has been made. Epsilon is 0."]
-        return "\n".join(lines) + "\n"
+    title = "Privacy statement"
+    if model_name is not None:
+        title += f" of '{model_name}'"
+    entries = ledger.entries
     epsilon = ledger.epsilon(delta, accountant)
-    paragraphs = [_claim(epsilon, delta, accountant)]
-    paragraphs += [_entry(entry) for entry in ledger.entries]
-    if math.isfinite(epsilon):
-        paragraphs.append(_figures(ledger, delta))
-    paragraphs += [_UNIT, _ADJACENCY, _COVERED, _assumptions(ledger)]
-    paragraphs += _warnings(ledger, delta)
-    lines += ["\n".join(textwrap.wrap(p, 79)) + "\n" for p in paragraphs]
+    blocks = [title, _wrap(_claim(entries, epsilon, delta, accountant))]
+    blocks += [_wrap(text) for text in _warnings(entries, delta)]
+    if entries and math.isfinite(epsilon):
+        blocks.append(_table(ledger, delta))
+    blocks += [_wrap(_mechanism(entry)) for entry in entries]
+    adjacency = _ADJACENCY
+    if any(entry.sampler == "poisson" for entry in entries):
+        adjacency += _ADD_REMOVE
+    blocks += [
+        _wrap(text)
+        for text in (_UNIT, adjacency, _COVERED, _SINCE, _public(entries))
+    ]
+    return "\n\n".join(blocks) + "\n"
+
+
+def round_up(value, digits=4):
+    """Formats a bound so that rounding never makes it smaller.
+
+    Args:
+        value: float, >= 0.
+        digits: int, number of significant digits. Defaults to 4.
+
+    Returns:
+        A str, as `"0.7243"`, `"inf"`.
+    """
+    context = decimal.Context(prec=digits, rounding=decimal.ROUND_CEILING)
+    return f"{float(context.create_decimal_from_float(value)):.{digits}g}"
+
+
+def _claim(entries, epsilon, delta, accountant):
+    if not entries:
+        return "No private step was taken. ε = 0."
+    if math.isinf(epsilon):
+        reasons = dict.fromkeys(
+            f"{entry.steps} steps of {entry.mechanism} added no noise"
+            + (" and clipped nothing" * math.isinf(entry.l2_norm_clip))
+            for entry in entries
+            if math.isinf(
+                accountants.composed_epsilon([entry.event()], delta=delta)
+            )
+        )
+        return f"NOT private: {'; '.join(reasons)}. ε is infinite."
+    return (
+        f"Training was (ε = {round_up(epsilon)}, δ = {delta:g})-differentially "
+        f"private, {_sampling(entries)}, by {accountant.upper()} accounting."
+    )
+
+
+def _sampling(entries):
+    """How the batches came about, as far as ε makes use of it."""
+    ways = dict.fromkeys(
+        "with Poisson sampling"
+        if entry.sampler == "poisson"
+        else "with each example once in an epoch"
+        if entry.each_example_once_per_epoch
+        else _UNAMPLIFIED
+        for entry in entries
+    )
+    return " and ".join(ways)
+
+
+def _warnings(entries, delta):
+    known = [entry.examples for entry in entries if entry.examples is not None]
+    if known and delta >= 1 / max(known):
+        yield (
+            f"WARNING: δ = {delta:g} is not below 1/n = {1 / max(known):.3g}. "
+            "Publishing one example drawn at random would satisfy it: choose "
+            "a much smaller one."
+        )
+    if any(entry.fixed_seed for entry in entries):
+        yield (
+            "WARNING: noise or sampling came from a fixed seed. Whoever knows "
+            "it can take the noise away: for experiments only."
+        )
+    if any(entry.private_selection for entry in entries):
+        yield (
+            "WARNING: a callback was allowed to steer the run by private "
+            "results. ε does not cover the selection."
+        )
+
+
+def _table(ledger, delta):
+    sampling = _sampling(ledger.entries)
+    if " and " in sampling:
+        sampling = "with the sampling described below"
+    figures = {
+        sampling: ledger.epsilon,
+        _UNAMPLIFIED: ledger.epsilon_without_amplification,
+    }
+    width = max(map(len, figures))
+    lines = [f"  {'ε':{width}}{'RDP':>12}{'PLD':>12}"]
+    for label, spent in figures.items():
+        rdp, pld = (round_up(spent(delta, by)) for by in ("rdp", "pld"))
+        lines.append(f"  {label:{width}}{rdp:>12}{pld:>12}")
     return "\n".join(lines)
 
 
-def _claim(epsilon, delta, accountant):
-    if math.isinf(epsilon):
-        return (
-            "NOT PRIVATE: at least one step added no noise, or clipped nothing. "
-            "No epsilon holds."
-        )
-    return (
-        f"The training was (ε = {epsilon:.4g}, δ = {delta:g})-differentially "
-        f"private, by the {accountant.upper()} accountant, under the assumptions "
-        "below."
-    )
-
-
-def _entry(entry):
+def _mechanism(entry):
     text = (
-        f"{entry.mechanism}: {entry.steps} steps with noise multiplier "
-        f"{entry.noise_multiplier:g} and clipping norm {entry.l2_norm_clip:g}. "
+        f"{entry.mechanism}: {entry.steps} steps with noise multiplier σ = "
+        f"{entry.noise_multiplier:.6g}, clipping norm C = "
+        f"{entry.l2_norm_clip:g} and expected batch size {entry.batch_size}. "
     )
     if entry.sampler == "poisson":
-        return text + (
-            f"Poisson sampling: every step drew each of {entry.examples} "
-            f"examples independently with probability {entry.batch_size}/"
-            f"{entry.examples} = {entry.sampling_rate:.4g}."
+        return text + _POISSON.format(
+            examples=entry.examples, rate=entry.sampling_rate
         )
     if entry.each_example_once_per_epoch:
-        text += (
-            f"The user states that each of {entry.epochs} epochs gave each "
-            "example at most once. "
-        )
+        return text + _BATCHES + _ONCE.format(epochs=entry.epochs)
     return text + _BATCHES
 
 
-def _figures(ledger, delta):
-    figures = []
-    for accountant in ("rdp", "pld"):
-        amplified = ledger.epsilon(delta, accountant)
-        plain = ledger.epsilon_without_amplification(delta, accountant)
-        figures.append(
-            f"{accountant.upper()} ε = {amplified:.4g} with, and {plain:.4g} "
-            "without, amplification by sampling"
-        )
-    return (
-        f"At δ = {delta:g}: {'; '.join(figures)}. The latter counts every step "
-        "as a release that sees every example, and needs no assumption on how "
-        "batches were drawn but that an example is at most once in each."
+def _public(entries):
+    notes = dict.fromkeys(note for entry in entries for note in entry.notes)
+    return f"Taken as public: {', '.join(['the initial weights', *notes])}."
+
+
+def _wrap(text):
+    return textwrap.fill(
+        text, _WIDTH, break_long_words=False, break_on_hyphens=False
     )
-
-
-def _assumptions(ledger):
-    notes = dict.fromkeys(n for entry in ledger.entries for n in entry.notes)
-    public = ["the weights before the first of these steps", *notes]
-    return (
-        f"Taken as public: {', '.join(public)}. Earlier training of these "
-        "weights, and other models trained on the same data, are not counted."
-    )
-
-
-def _warnings(ledger, delta):
-    warnings = []
-    counts = [e.examples for e in ledger.entries if e.examples]
-    if counts and delta >= 1 / max(counts):
-        warnings.append(
-            f"Warning: δ = {delta:g} is not below 1/n = {1 / max(counts):.3g}. "
-            "A mechanism that publishes a random example would satisfy it."
-        )
-    if any(entry.fixed_seed for entry in ledger.entries):
-        warnings.append(
-            "Warning: noise or sampling used a fixed seed. Whoever knows it can "
-            "remove the noise: for experiments only."
-        )
-    if any(entry.private_selection for entry in ledger.entries):
-        warnings.append(
-            "Warning: callbacks steered training by private results. Epsilon "
-            "does not cover that selection."
-        )
-    return warnings

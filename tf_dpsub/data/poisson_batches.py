@@ -102,7 +102,6 @@ class PoissonBatches:
             raise ValueError(f"Expected seed >= 0 (int) or None, got {seed!r}.")
         self.seed = seed
         self._iterators = collections.defaultdict(itertools.count)
-        self._in_memory = read is None
         self._gather = (
             _tensor_gather(arrays) if read is None else _numpy_gather(read)
         )
@@ -170,15 +169,12 @@ class PoissonBatches:
         own = len(range(index, self.examples, replicas))
         chunk = self._quantile(replicas) + 1
 
-        def draws(key):
-            steps = tf.data.Dataset.counter(dtype=tf.int64)
-            return steps.map(
-                lambda step: (
-                    index
-                    + replicas
-                    * _draw(own, self.sampling_rate, key, step, chunk)
-                )
-            )
+        def indices(key):
+            def draw(step):
+                drawn = _draw(own, self.sampling_rate, key, step, chunk)
+                return index + replicas * drawn  # [drawn]
+
+            return tf.data.Dataset.counter(dtype=tf.int64).map(draw)
 
         def batch(indices):
             drawn = tf.size(indices)
@@ -192,42 +188,38 @@ class PoissonBatches:
                 for name, part in parts.items()
             }
 
-        # While a process exits, a thread of tf.data that is inside Python
-        # would block it for ever. In-memory data therefore needs Python only
-        # for the key of each iterator, and the rest is never prefetched.
-        keys = tf.data.Dataset.range(1).map(
-            lambda _: tf.ensure_shape(
-                tf.numpy_function(
-                    lambda: self._fresh_key(index, replicas), [], tf.int64
-                ),
-                [2],
-            )
+        infinite = tf.data.experimental.assert_cardinality(
+            tf.data.INFINITE_CARDINALITY
         )
-        batches = keys.flat_map(draws).map(batch)
-        if self._in_memory:
-            batches = batches.prefetch(2)
-        else:
-            options = tf.data.Options()
-            options.experimental_optimization.inject_prefetch = False
-            batches = batches.with_options(options)
-        return batches.apply(
-            tf.data.experimental.assert_cardinality(
-                tf.data.INFINITE_CARDINALITY
+        batches = self._keys(index, replicas).flat_map(indices).map(batch)
+        return batches.apply(infinite).prefetch(2)
+
+    def _keys(self, index, replicas):
+        """A dataset of one element, the new key of whoever iterates over it.
+
+        Python is called for the key only. A Python generator of the draws is
+        slower, and can block a process that exits while tf.data prefetches.
+        """
+
+        def fresh_key():
+            if self.seed is None:
+                return np.frombuffer(secrets.token_bytes(16), np.int64)
+            iterator = next(self._iterators[index, replicas])
+            sequence = np.random.SeedSequence(
+                self.seed, spawn_key=(index, replicas, iterator)
             )
-        )
+            return sequence.generate_state(2, np.uint64).view(np.int64)
+
+        def key(_):
+            return tf.ensure_shape(
+                tf.numpy_function(fresh_key, [], tf.int64), [2]
+            )
+
+        return tf.data.Dataset.range(1).map(key)
 
     def _quantile(self, replicas):
         own = math.ceil(self.examples / replicas)
         return int(stats.binom.isf(_TAIL, own, self.sampling_rate))
-
-    def _fresh_key(self, index, replicas):
-        if self.seed is None:
-            return np.frombuffer(secrets.token_bytes(16), np.int64)
-        iterator = next(self._iterators[index, replicas])
-        sequence = np.random.SeedSequence(
-            self.seed, spawn_key=(index, replicas, iterator)
-        )
-        return sequence.generate_state(2, np.uint64).view(np.int64)
 
 
 def _draw(examples, rate, key, step, chunk):

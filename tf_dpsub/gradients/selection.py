@@ -5,6 +5,7 @@ from absl import logging
 
 from tf_dpsub import gradients
 from tf_dpsub.gradients import operator
+from tf_dpsub.gradients import vectorized
 from tf_dpsub.gradients.graph import provenance
 
 # Relative error of the self-check, by the precision of the model's products.
@@ -81,7 +82,8 @@ def select_implementation(
             if requested == "graph":
                 raise
             reason = str(e)
-    chosen = _one_at_a_time(loss_fn, inputs, variables)
+    vectorizes = vectorized.vectorizes(loss_fn, inputs, variables)
+    chosen = "vectorized_map" if vectorizes else "map_fn"
     logging.warning(
         "Per-example gradients of %s: %s, one example at a time, which is "
         "slower (%s).",
@@ -183,34 +185,3 @@ def _synthetic(spec):
     if spec.dtype == tf.bool:
         return tf.ones(spec.shape, tf.bool)
     return tf.fill(spec.shape, "")
-
-
-def _one_at_a_time(loss_fn, inputs, variables):
-    """`"vectorized_map"` where TensorFlow can run it, else `"map_fn"`."""
-
-    def rows(batch):
-        found, _ = gradients.per_example_gradients(
-            loss_fn, batch, variables, "vectorized_map"
-        )
-        return found.sq_norms()
-
-    try:
-        traced = _trace(rows, inputs)
-    except Exception as e:  # whatever a converter of TensorFlow may raise
-        logging.info("tf.vectorized_map cannot run the model: %s", e)
-        return "map_fn"
-    return "map_fn" if _crashes_onednn(traced.graph) else "vectorized_map"
-
-
-def _crashes_onednn(graph):
-    """Whether a kernel for CPU would write out of bounds.
-
-    In TensorFlow 2.21 the oneDNN kernel of BatchMatMul does so when it repeats
-    an operand of lower rank.
-    """
-    for op in graph.get_operations():
-        if op.type.startswith("BatchMatMul"):
-            a, b = (i.shape.rank for i in op.inputs)
-            if a is None or a != b:
-                return True
-    return False

@@ -1,9 +1,12 @@
 """Per-example gradients by running one example at a time."""
 
 import tensorflow as tf
+from absl import logging
 from keras.src import backend
 
 from tf_dpsub.gradients import operator
+from tf_dpsub.gradients.graph.provenance import Provenance
+from tf_dpsub.gradients.graph.states import Unproven
 
 
 class StoredGradients(operator.PerExampleGradients):
@@ -47,27 +50,98 @@ class StoredGradients(operator.PerExampleGradients):
         return [tf.tensordot(c, self.rows(v), 1) for v in self.variables]
 
 
-def one_by_one(loss_fn, inputs, variables, map_function, loss_scale=1.0):
+def one_by_one(
+    loss_fn, inputs, variables, map_function=tf.vectorized_map, loss_scale=1.0
+):
     """Rows from the loss of one example at a time.
 
     The model only ever sees one example, so a row cannot depend on another,
-    whatever the layers do. Dropout masks are common to all examples.
+    whatever the layers do. With `tf.vectorized_map`, dropout masks are common
+    to all examples.
 
     Args:
         loss_fn: callable that takes a structure of tensors with a batch axis
-            and returns losses `[batch]` and a structure of tensors.
+            and returns losses `[batch]` and a structure of tensors, or None.
         inputs: structure of tensors whose axis 0 is the batch.
         variables: list of variables.
-        map_function: `tf.vectorized_map` or `tf.map_fn`.
+        map_function: `tf.vectorized_map` or `tf.map_fn`, which also replaces
+            the former where TensorFlow cannot run it. Defaults to
+            `tf.vectorized_map`.
         loss_scale: float, the factor that `loss_fn` multiplied the losses by.
             Defaults to `1.0`.
 
     Returns:
         A `StoredGradients`, and the structure of the whole batch.
+
+    Raises:
+        UpdatesState: if a variable is assigned a value computed from the batch.
     """
     tf_variables = [operator.tf_variable(v) for v in variables]
+    _require_no_state_update(loss_fn, inputs, tf_variables)
+    if map_function is tf.vectorized_map and not vectorizes(
+        loss_fn, inputs, variables
+    ):
+        map_function = tf.map_fn
+    row_of = _row_function(loss_fn, tf_variables, loss_scale)
+    arguments = {}
+    if map_function is tf.map_fn:
+        example = tf.nest.map_structure(
+            lambda t: tf.TensorSpec(t.shape[1:], t.dtype), inputs
+        )
+        outputs = tf.function(row_of, autograph=False)
+        outputs = outputs.get_concrete_function(example).structured_outputs
+        arguments["fn_output_signature"] = tf.nest.map_structure(
+            lambda t: tf.TensorSpec(t.shape, t.dtype), outputs
+        )
+    rows, aux, masks = map_function(row_of, inputs, **arguments)
+    aux, masks = (
+        tf.nest.map_structure(lambda t: t[:, 0], part) for part in (aux, masks)
+    )
+    for tensor, mask in zip(tf.nest.flatten(aux), masks):
+        if tf.is_tensor(mask):
+            backend.set_keras_mask(tensor, mask)
+    return StoredGradients(variables, rows), None if _is_empty(aux) else aux
 
-    def one(example):
+
+def _is_empty(aux):
+    return isinstance(aux, dict) and not aux
+
+
+def vectorizes(loss_fn, inputs, variables):
+    """Whether `tf.vectorized_map` can compute rows, and without a crash.
+
+    In TensorFlow 2.20 and 2.21 the oneDNN kernel of BatchMatMul for CPU writes
+    out of bounds where it repeats some operands.
+
+    Args: as `one_by_one`; `inputs` may be `tf.TensorSpec`s.
+
+    Returns:
+        bool.
+    """
+    tf_variables = [operator.tf_variable(v) for v in variables]
+    row_of = _row_function(loss_fn, tf_variables, 1.0)
+    traced = tf.function(
+        lambda batch: tf.vectorized_map(row_of, batch), autograph=False
+    )
+    specs = tf.nest.map_structure(
+        lambda t: tf.TensorSpec(t.shape, t.dtype), inputs
+    )
+    try:
+        graph = traced.get_concrete_function(specs).graph
+    except Exception as e:  # whatever a converter of TensorFlow may raise
+        logging.info("tf.vectorized_map cannot run the model: %s", e)
+        return False
+    return not any(
+        op.type.startswith("BatchMatMul")
+        and op.inputs[0].shape[:-2] != op.inputs[1].shape[:-2]
+        for op in graph.get_operations()
+    )
+
+
+def _row_function(loss_fn, tf_variables, loss_scale):
+    """Function of one example: its row, and what else `loss_fn` returns."""
+
+    def row_of(example):
         batch_of_one = tf.nest.map_structure(lambda t: t[None], example)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(tf_variables)
@@ -81,25 +155,32 @@ def one_by_one(loss_fn, inputs, variables, map_function, loss_scale=1.0):
             tf.cast(tf.convert_to_tensor(g), tf.float32) / loss_scale
             for g in gradients
         ]
+        aux = {} if aux is None else aux
         masks = [backend.get_keras_mask(t) for t in tf.nest.flatten(aux)]
         outputs = (rows, aux, [() if m is None else m for m in masks])
         return tf.nest.map_structure(tf.convert_to_tensor, outputs)
 
-    arguments = {}
-    if map_function is tf.map_fn:
-        example = tf.nest.map_structure(
-            lambda t: tf.TensorSpec(t.shape[1:], t.dtype), inputs
-        )
-        outputs = tf.function(one).get_concrete_function(example)
-        arguments["fn_output_signature"] = tf.nest.map_structure(
-            lambda t: tf.TensorSpec(t.shape, t.dtype),
-            outputs.structured_outputs,
-        )
-    rows, aux, masks = map_function(one, inputs, **arguments)
-    aux, masks = (
-        tf.nest.map_structure(lambda t: t[:, 0], part) for part in (aux, masks)
-    )
-    for tensor, mask in zip(tf.nest.flatten(aux), masks):
-        if tf.is_tensor(mask):
-            backend.set_keras_mask(tensor, mask)
-    return StoredGradients(variables, rows), aux
+    return row_of
+
+
+def _require_no_state_update(loss_fn, inputs, variables):
+    """A state would leak even if only one example at a time updates it.
+
+    Raises:
+        UpdatesState: if a variable is assigned a value computed from the batch.
+    """
+
+    def step(batch):
+        with tf.GradientTape() as tape:
+            losses, _ = loss_fn(batch)
+        tape.gradient(losses, variables)
+        flat = tf.nest.flatten(batch)
+        proof = Provenance(losses.graph, flat, flat[0].shape[0])
+        try:
+            proof.require_no_state_update(losses.graph)
+        except Unproven:
+            # Effects other than on variables hide no state of the model.
+            return
+
+    specs = tf.nest.map_structure(tf.type_spec_from_value, inputs)
+    tf.function(step, autograph=False).get_concrete_function(specs)

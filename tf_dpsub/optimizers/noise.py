@@ -75,12 +75,13 @@ def gaussian(key, shapes, stddevs, secure=False):
             draw = tf.numpy_function(
                 _secure_normal, [tf.constant(shape, tf.int32)], tf.float32
             )
-            draw = tf.ensure_shape(draw, shape)
+            draws.append(stddev * tf.ensure_shape(draw, shape))
         else:
-            pair = keys[2 * k : 2 * k + 2]
-            draw = tf.add_n([tf.random.stateless_normal(shape, s) for s in pair])
-            draw *= 2**-0.5
-        draws.append(stddev * draw)
+            first, second = (
+                tf.random.stateless_normal(shape, key)
+                for key in keys[2 * k : 2 * k + 2]
+            )
+            draws.append((stddev * 2**-0.5) * (first + second))
     return draws
 
 

@@ -1,9 +1,9 @@
 """Values of graph tensors that are known while the graph is traced."""
 
-import inspect
-
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager import context
+from tensorflow.python.eager import execute
 
 from tf_dpsub.gradients.graph.states import Unproven
 
@@ -59,22 +59,23 @@ class ConstantFolder:
 
 def _run(op, values):
     """Runs `op` on NumPy values, outside of the graph that holds it."""
-    arguments = {}
-    values = list(values)
-    for argument in op.op_def.input_arg:
-        if argument.number_attr or argument.type_list_attr:
-            attribute = argument.number_attr or argument.type_list_attr
-            count = op.get_attr(attribute)
-            count = count if argument.number_attr else len(count)
-            arguments[argument.name] = values[:count]
-            values = values[count:]
-        else:
-            arguments[argument.name] = values.pop(0)
-    function = getattr(tf.raw_ops, op.type)
-    attributes = {a.name for a in op.op_def.attr}
-    for name in inspect.signature(function).parameters:
-        if name in attributes and name not in arguments:
-            arguments[name] = op.get_attr(name)
+    attributes = []
+    for attribute in op.op_def.attr:
+        value = op.get_attr(attribute.name)
+        is_type = isinstance(value, tf.DType)
+        attributes += [
+            attribute.name,
+            value.as_datatype_enum if is_type else value,
+        ]
     with tf.init_scope():
-        outputs = function(**arguments)
-    return [t.numpy() for t in tf.nest.flatten(outputs)]
+        outputs = execute.execute(
+            op.type,
+            len(op.outputs),
+            [
+                tf.constant(value, i.dtype)
+                for value, i in zip(values, op.inputs)
+            ],
+            tuple(attributes),
+            context.context(),
+        )
+    return [t.numpy() for t in outputs]

@@ -20,7 +20,7 @@ class Body:
         outputs: list of tensors.
     """
 
-    def __init__(self, definition, arguments):
+    def __init__(self, call, definition):
         graph_def, flat_names = function_def_to_graph.function_def_to_graph_def(
             definition
         )
@@ -33,8 +33,10 @@ class Body:
             for argument in definition.signature.output_arg
         ]
         self.graph = tf.Graph()
+        for function in call.graph._functions.values():
+            self.graph._add_function(function)
         with self.graph.as_default():
-            self.inputs = [_placeholder_like(t) for t in arguments]
+            self.inputs = [_placeholder_like(t) for t in call.inputs]
             self.outputs = tf.graph_util.import_graph_def(
                 graph_def,
                 input_map=dict(zip(names, self.inputs)),
@@ -52,23 +54,35 @@ def _placeholder_like(tensor):
 
 
 def called(op):
-    """Definitions of all functions that an operation may run."""
+    """Definitions of all functions that an operation may run, nested too."""
     names = [
         op.get_attr(attribute.name).name
         for attribute in op.op_def.attr
         if attribute.type == "func"
     ]
-    definitions = [op.graph._get_function(name) for name in names]
-    return [d.cached_definition for d in definitions if d is not None]
+    found = {}
+    while names:
+        name = names.pop()
+        function = op.graph._get_function(name)
+        if name in found or function is None:
+            continue
+        found[name] = function.cached_definition
+        for node in found[name].node_def:
+            names += [
+                attribute.func.name
+                for attribute in node.attr.values()
+                if attribute.HasField("func")
+            ]
+    return list(found.values())
 
 
 def body(op):
     """The `Body` of the function that a call runs."""
-    (definition,) = called(op)
+    name = op.get_attr("f").name
     known = _BODIES.setdefault(op.graph, {})
-    key = (op, definition.signature.name)
+    key = (op, name)
     if key not in known:
-        known[key] = Body(definition, op.inputs)
+        known[key] = Body(op, op.graph._get_function(name).cached_definition)
     return known[key]
 
 

@@ -11,6 +11,8 @@ from tf_dpsub.gradients.graph import tied
 from tf_dpsub.gradients.graph.provenance import PUBLIC
 from tf_dpsub.gradients.graph.provenance import Provenance
 from tf_dpsub.gradients.graph.provenance import handle
+from tf_dpsub.gradients.graph.states import Mixed
+from tf_dpsub.gradients.graph.states import MixesExamples
 from tf_dpsub.gradients.graph.states import PerExample
 from tf_dpsub.gradients.graph.states import Unproven
 from tf_dpsub.gradients.graph.views import View
@@ -82,6 +84,8 @@ class GraphGradients(operator.PerExampleGradients):
         self._loss_scale = loss_scale
         uses = [self._find_uses(v) for v in self.variables]
         self._build_sites(uses)
+        # Now the backward pass is there, which may have effects of its own.
+        self._proof.require_no_state_update(losses.graph)
         self._parts = {
             operator.tf_variable(v).ref(): self._combine(v, uses_of)
             for v, uses_of in zip(self.variables, uses)
@@ -173,9 +177,7 @@ class GraphGradients(operator.PerExampleGradients):
                 continue
             gradient = tf.convert_to_tensor(gradient_of[op])
             what = f"{op.type} '{op.name}'"
-            state = self._proof.require_per_example(
-                gradient, f"the gradient at {what}"
-            )
+            state = self._gradient_state(op, gradient, what)
             site_op, at = _in_place(op, k)
             operand_state = next(
                 (
@@ -195,6 +197,19 @@ class GraphGradients(operator.PerExampleGradients):
                 )
             except Unproven as e:
                 raise Unproven(f"{what} {e}") from e
+
+    def _gradient_state(self, op, gradient, what):
+        """State of the gradient at an operation: that of its output."""
+        output, state = self._proof(op.outputs[0]), self._proof(gradient)
+        if output is PUBLIC or isinstance(state, Mixed):
+            what = f"the gradient at {what}"
+            return self._proof.require_per_example(gradient, what)
+        # That of a loss which is linear in the output is public.
+        if state is PUBLIC or state == output:
+            return output
+        raise MixesExamples(
+            f"{what} has the batch on another axis than the gradient there"
+        )
 
     def _combine(self, variable, uses):
         """One site, and the view through which it sees the variable."""

@@ -6,6 +6,8 @@ input is per-example and none is mixed. It returns the state of the outputs
 combines several examples, and `Unproven` where it cannot tell.
 """
 
+import string
+
 import numpy as np
 
 from tf_dpsub.gradients.graph.constants import static_shape
@@ -225,11 +227,7 @@ def _batch_matmul(a):
 
 @_rule("Einsum")
 def _einsum(a):
-    equation = a.attr("equation").decode()
-    if "." in equation:
-        raise Unproven("has an ellipsis")
-    left, out = equation.split("->")
-    terms = left.split(",")
+    terms, out = einsum_terms(a.op)
     labels = {terms[k][a.states[k].axis] for k in a.batched}
     if len(labels) > 1 or len({a.states[k].moved_to(0) for k in a.batched}) > 1:
         raise MixesExamples("pairs the batch with another axis of it")
@@ -239,6 +237,32 @@ def _einsum(a):
     if any(len(set(term)) < len(term) for term in [*terms, out]):
         raise Unproven("takes a diagonal")
     return a.first.moved_to(out.index(label))
+
+
+def einsum_terms(op):
+    """Labels of the axes of an Einsum: of each input, and of the output.
+
+    The axes of an ellipsis are given capital letters that are not used.
+    """
+    left, out = op.get_attr("equation").decode().split("->")
+    terms = left.split(",")
+    free = [c for c in string.ascii_uppercase if c not in left]
+    ranks = [
+        len(static_shape(i)) - len(term.replace("...", ""))
+        for i, term in zip(op.inputs, terms)
+        if "..." in term
+    ]
+    names = "".join(free[: max(ranks, default=0)])
+
+    def expanded(term, rank):
+        spanned = rank - len(term.replace("...", ""))
+        return term.replace("...", names[len(names) - spanned :])
+
+    terms = [
+        expanded(term, len(static_shape(i)))
+        for i, term in zip(op.inputs, terms)
+    ]
+    return terms, expanded(out, len(static_shape(op.outputs[0])))
 
 
 @_rule("Conv2D Conv3D DepthwiseConv2dNative")

@@ -16,6 +16,7 @@ import string
 import numpy as np
 import tensorflow as tf
 
+from tf_dpsub.gradients.graph import operations
 from tf_dpsub.gradients.graph.constants import static_shape
 from tf_dpsub.gradients.graph.states import Unproven
 from tf_dpsub.gradients.operator import scale_rows
@@ -332,18 +333,17 @@ def contraction(op, k, gradient, operand_state, gradient_state, batch_size):
     weight, operand = op.inputs[k], op.inputs[1 - k]
     terms, out = _labels(op)
     weight_labels, operand_labels = list(terms[k]), list(terms[1 - k])
-    if op.type != "Einsum":
-        # Axes of size 1 that BatchMatMul repeats carry no index of their own.
-        sizes = dict(zip(out, static_shape(gradient)))
+    # Axes of size 1 that are repeated carry no index of their own.
+    sizes = dict(zip(out, static_shape(gradient)))
 
-        def without_repeated(labels, tensor):
-            return [
-                "" if d == 1 and sizes.get(label, 1) > 1 else label
-                for label, d in zip(labels, static_shape(tensor))
-            ]
+    def without_repeated(labels, tensor):
+        return [
+            "" if d == 1 and sizes.get(label, 1) > 1 else label
+            for label, d in zip(labels, static_shape(tensor))
+        ]
 
-        weight_labels = without_repeated(weight_labels, weight)
-        operand_labels = without_repeated(operand_labels, operand)
+    weight_labels = without_repeated(weight_labels, weight)
+    operand_labels = without_repeated(operand_labels, operand)
     batch_label = operand_labels[operand_state.axis]
     if batch_label in weight_labels:
         raise Unproven("has a weight with an axis of the batch")
@@ -371,10 +371,9 @@ def contraction(op, k, gradient, operand_state, gradient_state, batch_size):
 
 
 def _labels(op):
-    """Einsum labels of the two inputs and of the output."""
+    """Labels of the axes of the two inputs and of the output."""
     if op.type == "Einsum":
-        left, out = op.get_attr("equation").decode().split("->")
-        return left.split(","), out
+        return operations.einsum_terms(op)
     if op.type == "MatMul":
         transposed = op.get_attr("transpose_a"), op.get_attr("transpose_b")
     else:

@@ -14,6 +14,9 @@ class MixesExamples(Unproven):
 class UpdatesState(ValueError):
     """A state that outlives the step is computed from the batch."""
 
+    # AutoGraph keeps the type of exceptions with this constructor alone.
+    __init__ = Exception.__init__
+
 
 class _Public:
     def __repr__(self):

@@ -1,0 +1,102 @@
+# make demo        train a private model on scikit-learn's digits (out/demo)
+# make test        every test; `make unit` leaves out the slow ones
+# make lint        flake8 (settings in setup.cfg), layout, order of imports
+# make format      lay the code out
+# make buildifier  check BUILD and MODULE.bazel (needs Node.js)
+# make parity      compare with TensorFlow Privacy (needs Python 3.11)
+# make benchmark   time of a step against the same model in plain Keras
+# make clean       remove what programs wrote; `make distclean` also .venv*
+#
+# Each makes the environment it needs: .venv, with python3 or the first of
+# python3.13, 3.12, 3.11 that runs. `PYTHON=python3.12 make test` takes the
+# interpreter that it names, in a folder of its own (.venv-3.12).
+
+# TensorFlow has wheels for these. The first of some commands that is one of
+# them: the command itself, or what it stands for where pyenv's shim refuses.
+SUPPORTED := 3.11 3.12 3.13
+version = $(filter $(SUPPORTED),$(shell $(1) -c \
+	'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null))
+pyenv = $(addsuffix /bin/python,$(shell \
+	pyenv prefix $(patsubst python%,%,$(1)) 2>/dev/null))
+first = $(firstword $(foreach name,$(1),$(foreach python,\
+	$(name) $(call pyenv,$(name)),$(if $(call version,$(python)),$(python)))))
+
+ifdef PYTHON
+INTERPRETER := $(or $(call first,$(PYTHON)),$(error PYTHON=$(PYTHON) does \
+	not run, or is none of Python $(SUPPORTED). Give the full path of one))
+VENV := .venv-$(call version,$(INTERPRETER))
+else
+INTERPRETER = $(or $(call first,python3 python3.13 python3.12 python3.11),\
+	$(error None of Python $(SUPPORTED) is on the PATH. Install one, or \
+	name it: PYTHON=/path/to/python3.12 make))
+VENV := .venv
+endif
+RUN := $(VENV)/bin/python
+INSTALL := -m pip install -q --prefer-binary --disable-pip-version-check
+
+# TensorFlow Privacy's last TensorFlow runs on no later Python.
+PYTHON311 = $(or $(call first,python3.11),$(error Comparing with TensorFlow \
+	Privacy needs python3.11, which is not on the PATH))
+ORACLE := .venv-parity
+
+# Tests run one a core, but few enough at once for a laptop's memory.
+PYTEST := $(RUN) -m pytest -n logical --maxprocesses 4 --dist worksteal -rs
+LAYOUT := --line-length 80 --target-version py311
+BUILDIFIER := npx --yes @bazel/buildifier@8.2.1
+
+.DEFAULT_GOAL := test
+.PHONY: environment demo test unit lint format buildifier parity benchmark \
+	clean distclean
+
+environment: $(VENV)/installed
+
+$(VENV)/installed: setup.cfg pyproject.toml
+	$(RUN) -m pip -V >/dev/null 2>&1 || \
+		$(INTERPRETER) -m venv --clear $(VENV)
+	@$(RUN) -c 'import sys; print("Python", sys.version, sys.executable)'
+	@echo "Installing into $(VENV): a few minutes the first time."
+	$(RUN) $(INSTALL) -e ".[dev]"
+	@touch $@
+
+$(ORACLE)/installed: Makefile
+	$(PYTHON311) -m venv --clear $(ORACLE)
+	@echo "Installing into $(ORACLE): a few minutes the first time."
+	$(ORACLE)/bin/python $(INSTALL) \
+		tensorflow-privacy==0.9.0 tensorflow==2.15.1
+	@touch $@
+
+demo: environment
+	rm -rf out/demo
+	$(RUN) launchers/train.py --config=configs/digits_dpsgd.py \
+		--workdir=out/demo
+
+test: environment
+	$(PYTEST) --slow --durations=10
+
+unit: environment
+	$(PYTEST)
+
+lint: environment
+	$(RUN) -m flake8
+	$(RUN) -m ruff check $(LAYOUT) --select I
+	$(RUN) -m ruff format $(LAYOUT) --check
+
+format: environment
+	$(RUN) -m ruff check $(LAYOUT) --select I --fix
+	$(RUN) -m ruff format $(LAYOUT)
+
+buildifier:
+	$(BUILDIFIER) -mode=check -lint=warn BUILD MODULE.bazel
+
+parity: environment $(ORACLE)/installed
+	$(RUN) -m tests.parity.compare --oracle $(ORACLE)/bin/python
+
+benchmark: environment
+	$(RUN) benchmarks/step_time.py
+
+clean:
+	rm -rf out build dist *.egg-info .hypothesis .pytest_cache .ruff_cache
+	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf .venv .venv-*

@@ -1,0 +1,176 @@
+"""Every way in which a site can compute norms and sums gives the same."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_dpsub import gradients
+from tf_dpsub.gradients.graph import sites
+
+BATCH = 5
+
+
+def _losses(model):
+    def loss_fn(batch):
+        x, y = batch
+        outputs = model(x, training=True)
+        outputs = tf.reshape(outputs, [y.shape[0], -1])
+        return tf.reduce_sum(tf.square(outputs - y[:, None]), 1), outputs
+
+    return loss_fn
+
+
+def _gradients(model, x, implementation):
+    y = np.linspace(-1, 1, BATCH).astype("float32")
+    c = tf.constant(np.linspace(0.1, 1, BATCH), tf.float32)
+    variables = model.trainable_variables
+    rng = np.random.default_rng(1)
+    basis = [
+        tf.constant(rng.normal(size=(np.prod(v.shape), 3)), tf.float32)
+        for v in variables
+    ]
+
+    @tf.function(autograph=False)
+    def compute(x, y):
+        rows, _ = gradients.per_example_gradients(
+            _losses(model), (x, y), variables, implementation
+        )
+        return {
+            "norms": rows.sq_norms(),
+            "bounds": rows.sq_norm_bounds(),
+            "rows": [rows.rows(v) for v in variables],
+            "sum": rows.weighted_sum(c),
+            "projection": rows.project(basis),
+            "own": [rows.sq_norms([v]) for v in variables],
+        }
+
+    return compute(tf.constant(x), tf.constant(y))
+
+
+def _assert_same(model, x):
+    found = _gradients(model, x, "graph")
+    expected = _gradients(model, x, "map_fn")
+    bounds, norms = found.pop("bounds"), expected["norms"]
+    expected.pop("bounds")
+    assert np.all(bounds >= norms)
+    for a, b in zip(tf.nest.flatten(found), tf.nest.flatten(expected)):
+        scale = np.max(np.abs(b)) + 1e-30
+        np.testing.assert_allclose(a / scale, b / scale, atol=2e-6)
+
+
+def _model(shape, *layers):
+    keras.utils.set_random_seed(1)
+    return keras.Sequential([keras.Input(shape), *layers])
+
+
+def _normal(*shape):
+    return np.random.default_rng(0).normal(size=(BATCH, *shape)).astype("f")
+
+
+L = keras.layers
+MODELS = {
+    # By Gram matrices: few positions, many weights.
+    "dense_gram": ((3, 40), [L.Dense(30)]),
+    # By rows: many positions.
+    "dense_rows": ((30, 4), [L.Dense(5)]),
+    "einsum_groups": ((6, 4, 5), [L.EinsumDense("bthd,hde->bthe", (None, 4, 7))]),
+    "einsum_heads": ((6, 8), [L.EinsumDense("btd,dhe->bthe", (None, 2, 3))]),
+    "conv_patches": ((9, 9, 2), [L.Conv2D(4, 3, 2, padding="same")]),
+    "conv_taps": ((6, 6, 33), [L.Conv2D(3, 3)]),
+    "conv_dilated": ((9, 9, 2), [L.Conv2D(4, 3, dilation_rate=2)]),
+    "conv_uneven": ((9, 9, 2), [L.Conv2D(4, (3, 2), strides=(2, 1))]),
+    "conv_depthwise": ((7, 7, 3), [L.DepthwiseConv2D(3, depth_multiplier=2)]),
+    "conv_grouped": ((7, 7, 4), [L.Conv2D(6, 3, groups=2)]),
+    "conv_transposed": ((5, 5, 3), [L.Conv2DTranspose(4, 3, 2)]),
+    "conv_1d": ((12, 3), [L.Conv1D(4, 3, padding="causal")]),
+    "conv_3d": ((5, 5, 5, 2), [L.Conv3D(3, 2, padding="same")]),
+    "conv_3d_transposed": ((3, 3, 3, 2), [L.Conv3DTranspose(2, 2, 2)]),
+}
+
+
+@pytest.mark.parametrize("kept_rows", [2**22, 0])
+@pytest.mark.parametrize("name", MODELS)
+def test_sites_equal_one_example_at_a_time(monkeypatch, name, kept_rows):
+    monkeypatch.setattr(sites, "KEPT_ROWS", kept_rows)
+    shape, layers = MODELS[name]
+    layers = [type(la).from_config(la.get_config()) for la in layers]
+    model = _model(shape, *layers, L.Activation("tanh"))
+    _assert_same(model, _normal(*shape))
+
+
+@pytest.mark.parametrize("padding", [[[0, 0], [1, 2], [2, 0], [0, 0]]])
+@pytest.mark.parametrize("kept_rows", [2**22, 0])
+def test_explicit_padding(monkeypatch, padding, kept_rows):
+    monkeypatch.setattr(sites, "KEPT_ROWS", kept_rows)
+
+    class Conv(keras.layers.Layer):
+        def build(self, shape):
+            self.kernel = self.add_weight(shape=(3, 2, shape[-1], 4))
+
+        def call(self, x):
+            return tf.nn.conv2d(x, self.kernel, 2, padding)
+
+    _assert_same(_model((8, 7, 3), Conv()), _normal(8, 7, 3))
+
+
+class _TiedLanguageModel(keras.layers.Layer):
+    """One table for tokens and for logits."""
+
+    def build(self, shape):
+        self.table = self.add_weight(shape=(50, 6), initializer="uniform")
+
+    def call(self, tokens):
+        x = keras.ops.tanh(keras.ops.take(self.table, tokens, axis=0))
+        return keras.ops.matmul(x, keras.ops.transpose(self.table))
+
+
+@pytest.mark.parametrize("kept_rows", [2**22, 0])
+def test_tied_table(monkeypatch, kept_rows):
+    monkeypatch.setattr(sites, "KEPT_ROWS", kept_rows)
+    layer = _TiedLanguageModel()
+    layer.build((None, 8))
+    # Repeated tokens: terms of one example meet in the same entries.
+    tokens = np.random.default_rng(0).integers(0, 9, (BATCH, 8)).astype("int32")
+    inputs = keras.Input((8,), dtype="int32")
+    _assert_same(keras.Model(inputs, layer(inputs)), tokens)
+
+
+@pytest.mark.parametrize("implementation", ["graph", "map_fn"])
+def test_cancelling_positions_take_rows(implementation):
+    """Gram matrices lose all digits; the norm must not be lost with them."""
+    model = _model((2, 64), L.Dense(64, use_bias=False))
+    kernel = model.trainable_variables[0]
+    x = _normal(1, 64)
+    x = np.concatenate([x, -x], 1) + 1e-4 * _normal(2, 64)
+
+    def loss_fn(batch):
+        return tf.reduce_sum(model(batch), [1, 2]), None
+
+    @tf.function(autograph=False)
+    def norms(x):
+        rows, _ = gradients.per_example_gradients(
+            (lambda b: (loss_fn(b)[0], b)), x, [kernel], implementation
+        )
+        return rows.sq_norms()
+
+    exact = 64 * np.sum(np.square(np.sum(x.astype("float64"), 1)), 1)
+    np.testing.assert_allclose(norms(tf.constant(x)), exact, rtol=1e-3)
+
+
+def test_a_weight_without_effect_has_zero_rows():
+    model = _model((3,), L.Dense(2))
+    unused = keras.Variable(np.ones((2, 2), "float32"))
+
+    @tf.function(autograph=False)
+    def compute(x):
+        rows, _ = gradients.per_example_gradients(
+            lambda b: (tf.reduce_sum(model(b), 1), b),
+            x,
+            [*model.trainable_variables, unused],
+        )
+        return rows.rows(unused), rows.weighted_sum(tf.ones([BATCH]))[-1]
+
+    rows, total = compute(tf.constant(_normal(3)))
+    assert rows.shape == (BATCH, 2, 2) and not np.any(rows)
+    assert total.shape == (2, 2) and not np.any(total)

@@ -1,0 +1,248 @@
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.gradients import hostile_layers, model_zoo
+from tf_dpsub import gradients
+
+CASES = hostile_layers.CASES
+TOLERANCE = 1e-5
+
+# What each expectation allows the graph implementation to raise.
+ERRORS = {
+    hostile_layers.PROVED: (),
+    hostile_layers.EITHER: (gradients.Unproven,),
+    hostile_layers.REFUSED: (gradients.Unproven,),
+    hostile_layers.MIXES: (gradients.Unproven,),
+    hostile_layers.STATE: (gradients.UpdatesState,),
+    hostile_layers.RAISES: (gradients.Unproven, gradients.UpdatesState),
+}
+MAY_RETURN = hostile_layers.PROVED, hostile_layers.EITHER
+
+
+def names(*expected):
+    return [n for n, case in CASES.items() if case.expected in expected]
+
+
+@functools.cache
+def outcome(name):
+    """Returns the problem, and the measures or the error of the graph."""
+    problem = CASES[name].problem()
+    try:
+        return problem, model_zoo.measure(problem)
+    except (gradients.Unproven, gradients.UpdatesState) as error:
+        return problem, error
+
+
+def assert_truth(problem, measured, rows):
+    c = model_zoo.coefficients(problem)
+    assert measured.valid.all()
+    assert model_zoo.relative_error(measured.rows, rows) < TOLERANCE
+    np.testing.assert_allclose(
+        np.sqrt(measured.sq_norms), model_zoo.norms(rows), rtol=TOLERANCE
+    )
+    assert (
+        model_zoo.relative_error(
+            measured.weighted_sum, model_zoo.weighted(rows, c)
+        )
+        < TOLERANCE
+    )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_never_silently_wrong(name):
+    problem, result = outcome(name)
+    if isinstance(result, model_zoo.Measured):
+        assert_truth(problem, result, model_zoo.rows_alone(problem))
+        assert_truth(problem, result, model_zoo.rows_in_batch(problem))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_outcome_is_the_expected_one(name):
+    result = outcome(name)[1]
+    expected = CASES[name].expected
+    if isinstance(result, model_zoo.Measured):
+        assert expected in MAY_RETURN
+    else:
+        assert isinstance(result, ERRORS[expected]), result
+
+
+def mixing_error(problem):
+    """How far one example alone is from the same one in its batch."""
+    alone = model_zoo.rows_alone(problem)
+    c = model_zoo.coefficients(problem)
+    return max(
+        model_zoo.relative_error(model_zoo.rows_in_batch(problem), alone),
+        model_zoo.relative_error(
+            model_zoo.gradient_of_weighted_loss(problem, c),
+            model_zoo.weighted(alone, c),
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n for n in names(hostile_layers.MIXES) if n != "faint_batch_mean"],
+)
+def test_mixing_case_mixes(name):
+    """A case that mixed nothing would excuse a proof that is blind to it."""
+    problem = CASES[name].problem()
+    try:
+        error = mixing_error(problem)
+    except (tf.errors.InvalidArgumentError, ValueError, ZeroDivisionError):
+        return  # one example alone has no meaning in such a layer
+    assert error > 1e-3
+
+
+def test_faint_mixing_passes_every_comparison():
+    """Why the proof may not rest on numbers."""
+    assert mixing_error(CASES["faint_batch_mean"].problem()) < TOLERANCE
+
+
+@pytest.mark.parametrize("implementation", ["vectorized_map", "map_fn"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "faint_batch_mean",
+        "batch_mean",
+        "batch_softmax",
+        "batch_cumulative_sum",
+        "pair_attention",
+        "mean_through_python",
+        "time_major_merged",
+        "segments_by_ids",
+        "custom_gradient_on_kernel",
+        "gradient_scaled_by_its_norm",
+        "losses_centred",
+        "losses_balanced_by_class",
+        "kernel_without_gradient",
+    ],
+)
+def test_fallback_sees_one_example(name, implementation):
+    """One example at a time is right whatever the layer does in a batch."""
+    problem = CASES[name].problem()
+    measured = model_zoo.measure(problem, implementation)
+    assert_truth(problem, measured, model_zoo.rows_alone(problem))
+
+
+@pytest.mark.parametrize("implementation", ["vectorized_map", "map_fn"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "state_averages_batch",
+        "state_untracked",
+        "state_of_metric",
+        "state_in_branch",
+        "state_in_function",
+        "state_counts_when_batch_says",
+        "state_in_backward_pass",
+        "batch_normalization",
+    ],
+)
+def test_fallback_refuses_states(name, implementation):
+    problem = CASES[name].problem()
+    with pytest.raises(gradients.UpdatesState):
+        model_zoo.measure(problem, implementation)
+
+
+@pytest.mark.parametrize(
+    ("name", "operation"),
+    [
+        ("batch_mean", "Mean"),
+        ("batch_softmax", "Softmax"),
+        ("batch_cumulative_sum", "Cumsum"),
+        ("batch_roll", "Roll"),
+        ("gram_product", "MatMul"),
+        ("losses_centred", "Mean"),
+        ("gradient_centred", "Mean"),
+        ("numpy_function", "PyFunc"),
+        ("dynamic_shape", "Where"),
+    ],
+)
+def test_refusal_names_the_operation(name, operation):
+    assert operation in str(outcome(name)[1])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "batch_mean",
+        "batch_cumulative_sum",
+        "gram_product",
+        "losses_centred",
+        "gradient_centred",
+    ],
+)
+def test_plain_mixing_is_told_apart(name):
+    """A user must learn that the model mixes, not that a rule is missing."""
+    assert isinstance(outcome(name)[1], gradients.MixesExamples)
+
+
+@pytest.mark.parametrize("name", names(hostile_layers.REFUSED))
+def test_missing_rule_is_not_called_mixing(name):
+    assert not isinstance(outcome(name)[1], gradients.MixesExamples)
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("batch_mean", gradients.MixesExamples),
+        ("state_averages_batch", gradients.UpdatesState),
+    ],
+)
+def test_error_keeps_its_type_through_autograph(name, error):
+    problem = CASES[name].problem()
+
+    @tf.function
+    def step(inputs):
+        operator, _ = gradients.per_example_gradients(
+            problem.loss_fn, inputs, problem.variables
+        )
+        return operator.sq_norms()
+
+    with pytest.raises(error):
+        step(problem.inputs)
+
+
+def test_refuses_a_batch_of_unknown_size():
+    problem = CASES["kernel_plus_zero"].problem()
+    signature = [
+        tf.TensorSpec([None, *t.shape[1:]], t.dtype) for t in problem.inputs
+    ]
+
+    @tf.function(input_signature=signature)
+    def step(x, y):
+        operator, _ = gradients.per_example_gradients(
+            problem.loss_fn, (x, y), problem.variables
+        )
+        return operator.sq_norms()
+
+    with pytest.raises((gradients.Unproven, ValueError)):
+        step(*problem.inputs)
+
+
+@pytest.mark.parametrize(
+    "reduce",
+    [
+        tf.reduce_mean,
+        lambda losses: losses[:, None],
+        lambda losses: tf.stack([losses] * hostile_layers.SIZE),
+    ],
+    ids=["scalar", "column", "matrix"],
+)
+def test_refuses_losses_that_are_no_vector(reduce):
+    problem = CASES["kernel_plus_zero"].problem()
+
+    @tf.function(autograph=False)
+    def step(inputs):
+        operator, _ = gradients.per_example_gradients(
+            lambda inputs: (reduce(problem.loss_fn(inputs)[0]), None),
+            inputs,
+            problem.variables,
+        )
+        return operator.sq_norms()
+
+    with pytest.raises((gradients.Unproven, ValueError)):
+        step(problem.inputs)

@@ -1,0 +1,121 @@
+"""Which implementation is chosen, and what the log says of it."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_dpsub import gradients
+from tf_dpsub.gradients import selection
+
+L = keras.layers
+
+
+def _select(model, shape, dtype=tf.float32, **kwargs):
+    def loss_fn(batch):
+        outputs = model(batch, training=True)
+        flat = tf.reshape(outputs, [outputs.shape[0], -1])
+        return tf.reduce_mean(tf.square(flat), 1), outputs
+
+    return selection.select_implementation(
+        loss_fn,
+        tf.TensorSpec([4, *shape], dtype),
+        model.trainable_variables,
+        name="it",
+        **kwargs,
+    )
+
+
+def _model(shape, *layers):
+    return keras.Sequential([keras.Input(shape), *layers])
+
+
+def test_a_proved_model_takes_the_graph(caplog):
+    caplog.set_level("INFO")
+    assert _select(_model((3,), L.Dense(2)), (3,)) == "graph"
+    assert "graph walk, proved" in caplog.text
+
+
+def test_an_unproved_model_falls_back_in_one_line(caplog):
+    model = _model((5, 3), L.LSTM(2))
+    chosen = _select(model, (5, 3))
+    assert chosen in ("vectorized_map", "map_fn")
+    (record,) = [r for r in caplog.records if "one example at a time" in r.msg]
+    message = record.getMessage()
+    assert "it" in message and chosen in message and "has no rule" in message
+
+
+def test_graph_alone_raises_where_nothing_is_proved():
+    with pytest.raises(gradients.Unproven, match="has no rule"):
+        _select(_model((5, 3), L.LSTM(2)), (5, 3), requested="graph")
+
+
+class _BatchMean(keras.layers.Layer):
+    def call(self, x):
+        return x - keras.ops.mean(x, 0, keepdims=True)
+
+
+def test_mixing_examples_raises_with_the_cure():
+    model = _model((3,), L.Dense(2), _BatchMean())
+    with pytest.raises(
+        gradients.MixesExamples, match="reduces over the batch.*vectorized_map"
+    ):
+        _select(model, (3,))
+
+
+def test_mixing_examples_runs_one_at_a_time_on_request():
+    model = _model((3,), L.Dense(2), _BatchMean())
+    chosen = _select(model, (3,), requested="vectorized_map")
+    assert chosen == "vectorized_map"
+
+
+def test_a_walk_that_differs_from_the_gradient_is_not_used(monkeypatch, caplog):
+    """The self-check would catch a rule that is wrong."""
+    from tf_dpsub.gradients.graph import sites
+
+    monkeypatch.setattr(
+        sites.OuterProducts,
+        "weighted_sum",
+        lambda self, c: 1.01 * tf.zeros(self.shape) + 1.0,
+    )
+    assert _select(_model((3,), L.Dense(2)), (3,)) == "vectorized_map"
+    assert "self-check" in caplog.text
+
+
+def test_states_are_restored_after_the_check():
+    seeds = keras.random.SeedGenerator(7)
+
+    class Drop(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.seeds = seeds
+
+        def call(self, x):
+            return keras.random.dropout(x, 0.5, seed=self.seeds)
+
+    before = seeds.state.numpy()
+    model = _model((3,), L.Dense(2), Drop())
+    states = model.non_trainable_variables
+    assert _select(model, (3,), states=states) == "graph"
+    np.testing.assert_array_equal(seeds.state.numpy(), before)
+
+
+def test_changed_states_are_the_seeds_of_dropout():
+    model = _model((3,), L.Dense(2), L.Dropout(0.5))
+    frozen = L.Dense(2)
+    frozen.build((None, 2))
+    states = [*model.non_trainable_variables, *frozen.variables]
+
+    def loss_fn(batch):
+        return tf.reduce_mean(model(batch, training=True), 1), batch
+
+    changed = selection.changed_states(loss_fn, tf.TensorSpec([4, 3]), states)
+    assert changed == model.non_trainable_variables
+
+
+def test_the_crash_of_onednn_is_avoided():
+    """TensorFlow 2.21 writes out of bounds in this BatchMatMul."""
+    inputs = keras.Input((7, 5))
+    attended = L.MultiHeadAttention(2, 4)(inputs, inputs)
+    model = keras.Model(inputs, L.Dense(3)(attended))
+    assert _select(model, (7, 5), requested="vectorized_map") == "map_fn"
