@@ -436,8 +436,15 @@ class PrivateModel(keras.Model):
             y,
             sample_weight,
             batch_size=self.optimizer.batch_size,
-            seed=self.optimizer.seed,
+            seed=self._sampling_seed(),
         )
+
+    def _sampling_seed(self):
+        """A fixed seed gives each run batches of its own."""
+        if self.optimizer.seed is None:
+            return None
+        entropy = [self.optimizer.seed, self.ledger.steps]
+        return int(np.random.SeedSequence(entropy).generate_state(1)[0])
 
     def _distributed(self, poisson):
         """A dataset of Poisson batches: one of its own for each replica."""
@@ -462,6 +469,9 @@ class PrivateModel(keras.Model):
     def _dataset_of_batches(self, dataset):
         dataset = self._preprocess(dataset)
         multiple = self._microbatch_size
+        tree.map_structure(
+            lambda s: _microbatch_spec(s, multiple), dataset.element_spec
+        )
         return dataset.map(
             lambda *data: _padded(
                 _named(
@@ -802,11 +812,13 @@ class _EpochCounter(keras.callbacks.Callback):
 
 def _with_epoch_counter(callbacks):
     counter = _EpochCounter()
-    if isinstance(callbacks, keras.callbacks.CallbackList):
+    if not isinstance(callbacks, keras.callbacks.CallbackList):
+        return [counter, *tree.flatten(callbacks or [])]
+    # A list of the caller's, who may use it for several runs.
+    if not any(isinstance(c, _EpochCounter) for c in callbacks.callbacks):
         counter.set_model(callbacks.model)
         callbacks.callbacks.insert(0, counter)
-        return callbacks
-    return [counter, *tree.flatten(callbacks or [])]
+    return callbacks
 
 
 def _check_model(model):
@@ -832,15 +844,15 @@ def _check_model(model):
                 "what it does would not happen in private training. Pass the "
                 "loss to `compile` instead."
             )
+    _check_layers(model)
+
+
+def _check_layers(model):
     if not model.trainable_variables:
         raise ValueError(
             f"Expected a model with trainable weights, got '{model.name}', "
             "which has none. Set `trainable = True` on the layers to train."
         )
-    _check_layers(model)
-
-
-def _check_layers(model):
     for layer in model._flatten_layers():
         if (
             isinstance(layer, keras.layers.BatchNormalization)
@@ -927,7 +939,7 @@ def _element_spec(dataset):
 
 
 def _microbatch_spec(spec, size):
-    if None in spec.shape[1:]:
+    if spec.shape.rank is None or None in spec.shape[1:]:
         raise ValueError(
             "Expected batches whose shape is known but for the batch axis, got "
             f"{spec.shape}. Pad to one length, or set the shape in the dataset "
@@ -937,6 +949,8 @@ def _microbatch_spec(spec, size):
 
 
 def _keras_spec(tensor):
+    if tensor is None:
+        return None
     return keras.KerasTensor(
         tensor.shape, keras.backend.standardize_dtype(tensor.dtype)
     )
@@ -966,18 +980,17 @@ def _update_compiled_metrics(metrics, y, y_pred, weight, counted):
         predictions,
         weights,
     ):
+        # Keras wants weights of masked sequences as [batch, 1].
+        masked = backend.get_keras_mask(prediction) is not None
+        real = counted[:, None] if masked else counted
         if unweighted:
-            rank = 1 if backend.get_keras_mask(prediction) is None else 2
-            shape = [-1] + [1] * (rank - 1)
-            unweighted.update_state(
-                target, prediction, tf.reshape(counted, shape)
-            )
-        if weighted:
-            if own is None:
-                own = tf.ones_like(counted)
-            weighted.update_state(
-                target, prediction, operator.scale_rows(counted, own)
-            )
+            unweighted.update_state(target, prediction, real)
+        if weighted and own is None:
+            weighted.update_state(target, prediction, real)
+        elif weighted:
+            own = own[:, None] if masked and own.shape.rank == 1 else own
+            own = operator.scale_rows(counted, own)
+            weighted.update_state(target, prediction, own)
 
 
 def _is_seed(value):

@@ -342,11 +342,10 @@ class PrivacyLedger:
             other: `PrivacyLedger`, e.g. of a checkpoint.
         """
         mine = {segment.name: segment for segment in self._segments}
-        reserved = (other._reserved_steps, other._reserved_epochs)
-        for theirs in other._segments_with(reserved):
+        for theirs in other._segments:
             segment = mine.get(theirs.name)
             if segment is None:
-                self._segments.append(theirs)
+                self._segments.append(dataclasses.replace(theirs))
             else:
                 segment.steps = max(segment.steps, theirs.steps)
                 segment.epochs = max(segment.epochs, theirs.epochs)

@@ -19,17 +19,16 @@ def reads_private_results(callbacks, validation_data_is_public):
     known: those of KerasTuner are, by their module.
 
     Args:
-        callbacks: list of `keras.callbacks.Callback`, or a `CallbackList`.
+        callbacks: `keras.callbacks.Callback`, any nesting of them, or a
+            `CallbackList`.
         validation_data_is_public: bool.
 
     Returns:
         List of strings, such as `"EarlyStopping(monitor='loss')"`.
     """
     callbacks = getattr(callbacks, "callbacks", callbacks) or []
-    if isinstance(callbacks, keras.callbacks.Callback):
-        callbacks = [callbacks]
     found = []
-    for callback in callbacks:
+    for callback in keras.tree.flatten(callbacks):
         name = type(callback).__name__
         if isinstance(callback, keras.callbacks.TerminateOnNaN):
             found.append(name)

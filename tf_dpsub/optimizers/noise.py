@@ -73,7 +73,7 @@ def gaussian(key, shapes, stddevs, secure=False):
     for k, (shape, stddev) in enumerate(zip(shapes, stddevs, strict=True)):
         if secure:
             draw = tf.numpy_function(
-                _secure_normal, [tf.constant(shape, tf.int32)], tf.float32
+                _secure_normal, [tf.constant(list(shape), tf.int32)], tf.float32
             )
             draws.append(stddev * tf.ensure_shape(draw, shape))
         else:

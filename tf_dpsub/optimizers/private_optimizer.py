@@ -11,7 +11,7 @@ from tf_dpsub.optimizers import noise
 PER_EXAMPLE = ("auto", "graph", "vectorized_map")
 
 
-class PrivateOptimizer(keras.optimizers.Optimizer):
+class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
     """Makes a Keras optimizer private: it sees only what a mechanism releases.
 
     A subclass is one mechanism. It says how the gradients of a microbatch are

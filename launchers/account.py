@@ -1,0 +1,264 @@
+"""Says what a private run spends, or what it may do within a budget.
+
+Give all but one of epsilon, noise multiplier and number of steps, and the one
+that is left out is printed, by both accountants, with Poisson sampling and
+without amplification by sampling:
+
+  python launchers/account.py --noise_multiplier=1.1 --batch_size=256 \\
+      --examples=60000 --epochs=15 --delta=1e-5
+  python launchers/account.py --epsilon=2 --sampling_rate=0.004 --steps=3500 \\
+      --delta=1e-5 --json
+
+`--json` prints one object with the same figures; an infinite one is "inf".
+"""
+
+import json
+import math
+import sys
+
+from absl import app, flags
+
+from tf_dpsub import accounting
+from tf_dpsub.accounting import accountants
+from tf_dpsub.accounting.statement import round_up
+
+_EPSILON = flags.DEFINE_float("epsilon", None, "The budget.")
+_DELTA = flags.DEFINE_float(
+    "delta", None, "In (0, 1), well below 1 / (number of examples). Required."
+)
+_NOISE_MULTIPLIER = flags.DEFINE_float(
+    "noise_multiplier",
+    None,
+    "Standard deviation of the noise, divided by the clip.",
+)
+_STEPS = flags.DEFINE_integer("steps", None, "Number of steps.")
+_EPOCHS = flags.DEFINE_integer(
+    "epochs",
+    None,
+    "Instead of --steps: number of epochs, of examples / batch size steps "
+    "each, rounded up.",
+)
+_SAMPLING_RATE = flags.DEFINE_float(
+    "sampling_rate", None, "Probability with which a step draws an example."
+)
+_BATCH_SIZE = flags.DEFINE_integer(
+    "batch_size",
+    None,
+    "With --examples, instead of --sampling_rate: expected size of a batch.",
+)
+_EXAMPLES = flags.DEFINE_integer(
+    "examples", None, "Number of examples in the data set."
+)
+_JSON = flags.DEFINE_bool("json", False, "Print JSON instead of a table.")
+
+_SOLVERS = {
+    "epsilon": accounting.epsilon,
+    "noise_multiplier": accounting.noise_multiplier,
+    "steps": accounting.steps,
+}
+_LABELS = {
+    "epsilon": "epsilon",
+    "noise_multiplier": "noise multiplier",
+    "steps": "steps",
+    "delta": "delta",
+}
+
+
+def solve(
+    *,
+    delta,
+    epsilon=None,
+    noise_multiplier=None,
+    steps=None,
+    epochs=None,
+    sampling_rate=None,
+    batch_size=None,
+    examples=None,
+):
+    """Computes the one of three figures that is left out.
+
+    Args:
+        delta: float in (0, 1).
+        epsilon: float, the budget. Defaults to `None`: to be found.
+        noise_multiplier: float. Defaults to `None`: to be found.
+        steps: int. Defaults to `None`: to be found, unless `epochs` is given.
+        epochs: int, instead of `steps`. Defaults to `None`.
+        sampling_rate: float in (0, 1]. Defaults to `None`: `batch_size /
+            examples`.
+        batch_size: int. Defaults to `None`.
+        examples: int. Defaults to `None`.
+
+    Returns:
+        dict: what was given, as used; `"solved_for"`, the name of the figure;
+        and under `"poisson_sampling"` and `"without_amplification"` its value
+        by each accountant.
+
+    Raises:
+        ValueError: If arguments are missing, contradict each other, or are out
+            of their range.
+    """
+    if delta is None:
+        raise ValueError(
+            "Expected --delta, got none. It should lie well below 1 / (number "
+            "of examples)."
+        )
+    rate = _rate(sampling_rate, batch_size, examples)
+    steps = _step_count(steps, epochs, rate, batch_size, examples)
+    given = {
+        "epsilon": epsilon,
+        "noise_multiplier": noise_multiplier,
+        "steps": steps,
+    }
+    wanted = [name for name, value in given.items() if value is None]
+    if len(wanted) != 1:
+        missing = ", ".join(f"--{name}" for name in wanted) or "none of them"
+        raise ValueError(
+            "Expected all but one of --epsilon, --noise_multiplier and --steps "
+            f"(or --epochs); left out: {missing}."
+        )
+    (wanted,) = wanted
+    del given[wanted]
+    result = {**given, "delta": delta, "sampling_rate": rate}
+    if examples is not None:
+        result["examples"] = examples
+    result["solved_for"] = wanted
+    for name, sampling in (
+        ("poisson_sampling", rate),
+        ("without_amplification", 1),
+    ):
+        result[name] = {
+            accountant: _SOLVERS[wanted](
+                **given,
+                delta=delta,
+                sampling_rate=sampling,
+                accountant=accountant,
+            )
+            for accountant in accountants.ACCOUNTANTS
+        }
+    return result
+
+
+def table(result):
+    """Lays out what `solve` returned.
+
+    Args:
+        result: dict.
+
+    Returns:
+        A str of several lines. Bounds are rounded to the safe side.
+    """
+    wanted = result["solved_for"]
+    lines = [
+        f"{label:<36}{result[name]:>12.6g}"
+        for name, label in {**_LABELS, "sampling_rate": "sampling rate"}.items()
+        if name in result
+    ]
+    lines += ["", f"{_LABELS[wanted]:<36}{'RDP':>12}{'PLD':>12}"]
+    for name, label in (
+        ("poisson_sampling", "with Poisson sampling"),
+        ("without_amplification", "without amplification by sampling"),
+    ):
+        cells = (
+            str(value) if wanted == "steps" else round_up(value, digits=5)
+            for value in result[name].values()
+        )
+        lines.append(f"{label:<36}" + "".join(f"{cell:>12}" for cell in cells))
+    return "\n".join(lines)
+
+
+def main(argv):
+    try:
+        if len(argv) > 1:
+            raise ValueError(f"Expected flags only, got {argv[1]!r}.")
+        result = solve(
+            delta=_DELTA.value,
+            epsilon=_EPSILON.value,
+            noise_multiplier=_NOISE_MULTIPLIER.value,
+            steps=_STEPS.value,
+            epochs=_EPOCHS.value,
+            sampling_rate=_SAMPLING_RATE.value,
+            batch_size=_BATCH_SIZE.value,
+            examples=_EXAMPLES.value,
+        )
+    except ValueError as error:
+        _refuse(error)
+    examples = _EXAMPLES.value
+    if examples is not None and _DELTA.value >= 1 / examples:
+        print(
+            f"Warning: delta = {_DELTA.value:g} is not below 1 / examples = "
+            f"{1 / examples:.3g}. Publishing one example drawn at random would "
+            "satisfy it.",
+            file=sys.stderr,
+        )
+    if _JSON.value:
+        print(json.dumps(_finite(result), indent=2, allow_nan=False))
+    else:
+        print(table(result))
+
+
+def run():
+    """Runs `main` with the flags of the command line."""
+    app.run(main, flags_parser=_parse)
+
+
+def _parse(argv):
+    try:
+        return flags.FLAGS(argv)
+    except flags.Error as error:
+        _refuse(error)
+
+
+def _refuse(error):
+    print(f"account: {error}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _rate(sampling_rate, batch_size, examples):
+    for name, value in (("batch_size", batch_size), ("examples", examples)):
+        if value is not None and value < 1:
+            raise ValueError(f"Expected --{name} >= 1, got {value}.")
+    if sampling_rate is not None:
+        if batch_size is not None:
+            raise ValueError(
+                "Expected --sampling_rate or --batch_size, got both."
+            )
+        return sampling_rate
+    if batch_size is None or examples is None:
+        raise ValueError(
+            "Expected --sampling_rate, or --batch_size and --examples, got "
+            "neither."
+        )
+    if batch_size > examples:
+        raise ValueError(
+            f"Expected --batch_size <= --examples, got {batch_size} and "
+            f"{examples}."
+        )
+    return batch_size / examples
+
+
+def _step_count(steps, epochs, rate, batch_size, examples):
+    if epochs is None:
+        return steps
+    if steps is not None:
+        raise ValueError("Expected --steps or --epochs, got both.")
+    if epochs < 0:
+        raise ValueError(f"Expected --epochs >= 0, got {epochs}.")
+    if not 0 < rate <= 1:
+        raise ValueError(f"Expected 0 < --sampling_rate <= 1, got {rate}.")
+    if batch_size is not None:
+        return epochs * math.ceil(examples / batch_size)
+    # A rate of 0.1 is not quite 1 / 10.
+    return epochs * math.ceil(1 / rate - 1e-9)
+
+
+def _finite(value):
+    """Replaces what JSON has no number for."""
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, float) and math.isinf(value):
+        return "inf"
+    return value
+
+
+if __name__ == "__main__":
+    run()

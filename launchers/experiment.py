@@ -1,0 +1,307 @@
+"""One private training run: from its config to the files it leaves."""
+
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import resource
+import sys
+
+import keras
+import tensorflow as tf
+
+import tf_dpsub
+from launchers import config_objects
+from launchers import progress_figure
+from launchers import run_directory
+from launchers import run_recorder
+from tf_dpsub import accounting
+from tf_dpsub import callbacks
+from tf_dpsub import data
+
+
+def train(config, workdir, resume=False):
+    """Trains a classifier privately, evaluates it, and writes all files.
+
+    Formal guarantees: what is released is the model, whose privacy
+    `privacy_statement.txt` states. The test split is evaluated without noise,
+    so it is taken to be public. Loss and accuracy of training, in
+    `metrics.csv`, `progress.png` and `tensorboard/`, are private results, which
+    no epsilon covers.
+
+    Args:
+        config: `ml_collections.ConfigDict` with the fields of
+            `train_config.default_config`.
+        workdir: string or path-like, directory for the files of the run.
+        resume: bool, whether to go on with the run in `workdir`, if there is
+            one. Defaults to `False`.
+
+    Returns:
+        dict, the content of `result.json`.
+
+    Raises:
+        ValueError: if the config or the directory is not fit for the run.
+    """
+    config_objects.check(config)
+    as_dict = json.loads(config.to_json())
+    with run_directory.RunDirectory(workdir, as_dict, resume) as directory:
+        result = directory.result()
+        if result is not None:
+            print(f"The run in {workdir} is finished.")
+        else:
+            result = _Run(config, directory).complete()
+        print(summary(result), flush=True)
+    return result
+
+
+def summary(result):
+    """The line that says how accurate and how private a result is."""
+    epsilon = float(result["epsilon"])
+    if math.isfinite(epsilon):
+        # Upwards: what is said must not be less than what was spent.
+        epsilon = math.ceil(round(epsilon * 100, 6)) / 100
+    return (
+        f"test accuracy {result['test_accuracy']:.2f} at "
+        f"(ε = {epsilon:.2f}, δ = {result['delta']:g}), "
+        f"Poisson sampling, {result['accountant'].upper()}"
+    )
+
+
+def devices():
+    """Names of the devices that are there: all GPUs, or else the CPU."""
+    gpus = tf.config.list_physical_devices("GPU")
+    if not gpus:
+        return [f"CPU ({len(os.sched_getaffinity(0))} cores)"]
+    details = map(tf.config.experimental.get_device_details, gpus)
+    return [
+        f"GPU:{i} ({detail.get('device_name', 'unnamed')})"
+        for i, detail in enumerate(details)
+    ]
+
+
+class _Run:
+    """A run that has been set up, at the epoch of its latest checkpoint."""
+
+    def __init__(self, config, directory):
+        self._config = config
+        self._directory = directory
+        keras.utils.set_random_seed(config.seed)
+        keras.config.set_dtype_policy(config.dtype_policy)
+        self._data = config_objects.dataset(config)
+        self._batches = data.PoissonBatches(
+            self._data.x_train,
+            self._data.y_train,
+            batch_size=config.batch_size,
+            seed=config.fixed_noise_seed,
+        )
+        optimizer = config_objects.private_optimizer(config, self._batches)
+        self._recorder = run_recorder.RunRecorder(directory)
+        with config_objects.strategy(config).scope():
+            self._model = tf_dpsub.make_private(
+                config_objects.plain_model(config, self._data),
+                ledger_path=directory.path / "ledger.json",
+            )
+            self._model.compile(
+                optimizer,
+                loss=keras.losses.SparseCategoricalCrossentropy(
+                    from_logits=True
+                ),
+                metrics=["accuracy"],
+                steps_per_execution=config.steps_per_execution,
+                jit_compile=(
+                    "auto" if config.jit_compile is None else config.jit_compile
+                ),
+            )
+            self._recorder.restore(self._model)
+
+    def complete(self):
+        """Trains what is left, and writes all files; returns the result."""
+        epochs = self._last_epoch()
+        self._announce(epochs)
+        if self._recorder.epochs < epochs:
+            try:
+                self._fit(epochs)
+            except KeyboardInterrupt:
+                print(
+                    f"\nInterrupted after {self._recorder.epochs} of {epochs} "
+                    "epochs; --resume goes on from there."
+                )
+                raise
+        return self._write_result()
+
+    def _last_epoch(self):
+        """The epoch up to which the budget lasts.
+
+        A run from its beginning is not cut short, but refused.
+        """
+        done, planned = self._recorder.epochs, self._config.epochs
+        if self._config.epsilon is None or self._model.ledger.steps == 0:
+            return planned
+        steps = self._model.ledger.steps_within(
+            self._entry(),
+            epsilon=self._config.epsilon,
+            delta=self._config.delta,
+            accountant=self._config.accountant,
+        )
+        last = min(planned, done + steps // self._batches.steps_per_epoch)
+        if last == 0:
+            raise ValueError(
+                f"Expected a budget that lasts for an epoch, ε = "
+                f"{self._config.epsilon:g}, got none left: the run in "
+                f"{self._directory.path} was interrupted before its first "
+                "checkpoint, and what had begun counts as spent. Start "
+                "another one, in another workdir."
+            )
+        return last
+
+    def _entry(self):
+        """The steps of this run, as the ledger will describe them."""
+        optimizer = self._model.optimizer
+        return accounting.LedgerEntry(
+            mechanism=self._config.optimizer,
+            noise_multiplier=optimizer.effective_noise_multiplier,
+            l2_norm_clip=optimizer.l2_norm_clip,
+            batch_size=optimizer.batch_size,
+            examples=self._batches.examples,
+            sampler="poisson",
+        )
+
+    def _announce(self, epochs):
+        config, own, ledger = self._config, self._data, self._model.ledger
+        optimizer, done = self._model.optimizer, self._recorder.epochs
+        steps = (epochs - done) * self._batches.steps_per_epoch
+        epsilon = ledger.epsilon_after(
+            self._entry(), steps, config.delta, accountant=config.accountant
+        )
+        lines = {
+            "data": f"{config.dataset}: {len(own.y_train):,} private, "
+            f"{len(own.y_public):,} public, {len(own.y_test):,} test examples "
+            "(taken as public)",
+            "model": f"{config.model}, {self._model.count_params():,} "
+            "parameters",
+            "mechanism": f"{config.optimizer} around {config.inner_optimizer}, "
+            f"noise multiplier {optimizer.noise_multiplier:.4g}, clip "
+            f"{optimizer.l2_norm_clip:g}, Poisson batches of "
+            f"{optimizer.batch_size:,} expected",
+            "privacy": f"ε = {epsilon:.4g} at δ = {config.delta:g} "
+            f"({config.accountant.upper()}) after {epochs} epochs, "
+            f"{ledger.steps + steps:,} steps",
+            "devices": ", ".join(devices()),
+            "files": f"{self._directory.path}/",
+        }
+        if ledger.steps:
+            lines["resumed"] = (
+                f"after {done} of {config.epochs} epochs, with ε = "
+                f"{self._model.epsilon(config.delta, config.accountant):.4g} "
+                "spent"
+            )
+        if epochs < config.epochs:
+            lines["budget"] = (
+                f"ends the run after {epochs} of {config.epochs} epochs: what "
+                "was interrupted counts as spent"
+            )
+        for name, text in lines.items():
+            print(f"{name:<10} {text}")
+        sys.stdout.flush()
+
+    def _fit(self, epochs):
+        config, own = self._config, self._data
+        self._model.fit(
+            self._batches,
+            initial_epoch=self._recorder.epochs,
+            epochs=epochs,
+            verbose=1 if sys.stdout.isatty() else 2,
+            validation_data=(own.x_test, own.y_test),
+            validation_data_is_public=True,
+            callbacks=[
+                callbacks.PrivacyBudget(
+                    math.inf if config.epsilon is None else config.epsilon,
+                    config.delta,
+                    config.accountant,
+                ),
+                self._recorder,
+                keras.callbacks.TensorBoard(
+                    self._directory.path / "tensorboard", write_graph=False
+                ),
+            ],
+        )
+
+    def _write_result(self):
+        config, path, model = self._config, self._directory.path, self._model
+        result = self._result()
+        model.model.save(path / "model.keras")
+        self._directory.write_text(
+            "privacy_statement.txt",
+            model.privacy_statement(config.delta, config.accountant),
+        )
+        progress_figure.save_progress(
+            path / "progress.png",
+            self._recorder.rows,
+            title=f"{config.dataset}: {config.optimizer}, {config.model}",
+            subtitle=summary(result),
+            delta=config.delta,
+            budget=config.epsilon,
+        )
+        self._directory.write_json("result.json", result)
+        self._recorder.remove_checkpoint()
+        return result
+
+    def _result(self):
+        config, model, batches = self._config, self._model, self._batches
+        measured = model.evaluate(
+            self._data.x_test, self._data.y_test, verbose=0, return_dict=True
+        )
+        seconds = self._recorder.step_seconds
+        epsilon = {
+            accountant: _finite(model.epsilon(config.delta, accountant))
+            for accountant in ("rdp", "pld")
+        }
+        return {
+            "test_accuracy": measured["accuracy"],
+            "test_loss": _finite(measured["loss"]),
+            "epsilon": epsilon[config.accountant],
+            "epsilon_rdp": epsilon["rdp"],
+            "epsilon_pld": epsilon["pld"],
+            "delta": config.delta,
+            "accountant": config.accountant,
+            "noise_multiplier": model.optimizer.noise_multiplier,
+            "l2_norm_clip": model.optimizer.l2_norm_clip,
+            "sampling": "poisson",
+            "sampling_rate": batches.sampling_rate,
+            "private_examples": batches.examples,
+            "batch_size": batches.batch_size,
+            "epochs": self._recorder.epochs,
+            "steps": model.ledger.steps,
+            "parameters": model.count_params(),
+            "step_milliseconds": seconds and seconds * 1e3,
+            "peak_memory_mib": _peak_memory_mib(),
+            "devices": devices(),
+            "versions": _versions(),
+            "seed": config.seed,
+            "config": json.loads(config.to_json()),
+        }
+
+
+def _finite(value):
+    """A number that JSON can hold, or its name: `"inf"`, `"nan"`."""
+    return value if math.isfinite(value) else str(value)
+
+
+def _peak_memory_mib():
+    """Peak memory of the process, and of each GPU, in MiB."""
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+    gpus = [
+        tf.config.experimental.get_memory_info(f"GPU:{i}")["peak"] / 2**20
+        for i in range(len(tf.config.list_logical_devices("GPU")))
+    ]
+    return {"host": round(resident, 1), "gpus": [round(g, 1) for g in gpus]}
+
+
+def _versions():
+    packages = ("tensorflow", "keras", "numpy", "dp-accounting")
+    return {
+        "python": platform.python_version(),
+        "tf_dpsub": tf_dpsub.__version__,
+        **{name: importlib.metadata.version(name) for name in packages},
+    }

@@ -1,0 +1,91 @@
+"""A figure of accuracy and of the privacy spent, epoch by epoch."""
+
+import math
+
+import matplotlib
+from matplotlib import figure
+from matplotlib import ticker
+
+_INK, _GREY, _FAINT = "#222222", "#6b7280", "#e5e7eb"
+_TEST, _TRAINING, _EPSILON = "#1f5fa8", "#e0812b", "#7b3fa0"
+
+
+def save_progress(path, rows, *, title, subtitle, delta, budget=None):
+    """Draws accuracy above, and epsilon below, over the epochs.
+
+    Args:
+        path: string or path-like, the PNG file.
+        rows: list of dicts with `epoch`, `accuracy`, `val_accuracy`, `epsilon`.
+        title: string, what was trained.
+        subtitle: string, what came out.
+        delta: float, of the (epsilon, delta) shown.
+        budget: float, the epsilon to keep, drawn as a line. Defaults to `None`.
+    """
+    epochs = [row["epoch"] for row in rows]
+    with matplotlib.rc_context({"font.family": "DejaVu Sans", "font.size": 10}):
+        canvas = figure.Figure(figsize=(7, 6), dpi=150, layout="constrained")
+        upper, lower = canvas.subplots(2, 1, sharex=True, height_ratios=[3, 2])
+        canvas.suptitle(title, x=0.02, ha="left", color=_INK, weight="bold")
+        upper.set_title(subtitle, loc="left", fontsize=10, color=_GREY)
+        for name, label, colour in (
+            ("accuracy", "training (private, not covered by ε)", _TRAINING),
+            ("val_accuracy", "test", _TEST),
+        ):
+            _line(upper, epochs, [row[name] for row in rows], label, colour)
+        upper.set_ylabel("accuracy")
+        upper.yaxis.set_major_formatter(ticker.PercentFormatter(1.0))
+        upper.legend(frameon=False, loc="lower right", labelcolor=_INK)
+        spent = [row["epsilon"] for row in rows]
+        if all(map(math.isfinite, spent)):
+            _line(lower, epochs, spent, None, _EPSILON)
+            lower.set_ylim(bottom=0)
+        else:
+            lower.text(
+                0.5,
+                0.5,
+                "not private: ε is infinite",
+                transform=lower.transAxes,
+                ha="center",
+                va="center",
+                color=_EPSILON,
+            )
+            lower.set_yticks([])
+        if budget is not None:
+            lower.axhline(budget, color=_GREY, linewidth=1, linestyle="--")
+            lower.annotate(
+                f"budget ε = {budget:g}",
+                (0, budget),
+                xycoords=("axes fraction", "data"),
+                xytext=(4, -3),
+                textcoords="offset points",
+                va="top",
+                color=_GREY,
+            )
+        lower.set_ylabel(f"ε spent, at δ = {delta:g}")
+        lower.set_xlabel("epoch")
+        lower.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
+        for axes in (upper, lower):
+            _tidy(axes)
+        canvas.savefig(path)
+
+
+def _line(axes, epochs, values, label, colour):
+    axes.plot(
+        epochs,
+        values,
+        color=colour,
+        label=label,
+        linewidth=2,
+        marker="o",
+        markersize=3,
+    )
+
+
+def _tidy(axes):
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(_GREY)
+    axes.tick_params(colors=_GREY)
+    axes.yaxis.label.set_color(_INK)
+    axes.xaxis.label.set_color(_INK)
+    axes.grid(axis="y", color=_FAINT, linewidth=0.8)
+    axes.set_axisbelow(True)

@@ -1,0 +1,111 @@
+"""The directory that holds all files of a run."""
+
+import fcntl
+import json
+import os
+import pathlib
+
+
+class RunDirectory:
+    """Where a run keeps its files, which belong to it alone.
+
+    As a context it keeps other processes from resuming the same run. Files are
+    replaced as a whole, so that whatever stops a program leaves complete ones;
+    `result.json` is the last of them, and says that the run is finished.
+
+    Args:
+        path: string or path-like, the directory. It is made when the run
+            begins.
+        config: dict that JSON can hold: what the run is made of.
+        resume: bool, whether to go on with the run that the directory holds,
+            if it holds one. Defaults to `False`.
+
+    Attributes:
+        path: `pathlib.Path` of the directory.
+        exists: bool, whether it holds this run already.
+
+    Raises:
+        ValueError: if the directory holds another run, other files, or is in
+            use by another process.
+    """
+
+    def __init__(self, path, config, resume=False):
+        self.path = pathlib.Path(path)
+        self._config = config
+        self._lock = None
+        self.exists = (self.path / "config.json").exists()
+        if self.exists:
+            self._check_same_run(resume)
+        elif self.path.exists() and not (
+            self.path.is_dir() and not any(self.path.iterdir())
+        ):
+            raise ValueError(
+                f"Expected a new or empty workdir, got {self.path}, which "
+                "holds other files. Name another one."
+            )
+
+    def _check_same_run(self, resume):
+        if not resume:
+            state = "a finished run" if self.result() else "an unfinished run"
+            raise ValueError(
+                f"Expected a new or empty workdir, got {self.path}, which "
+                f"holds {state}. Name another one, or go on with --resume."
+            )
+        held = json.loads((self.path / "config.json").read_text("utf-8"))
+        changes = [
+            f"{name} is {held.get(name)!r} there and "
+            f"{self._config.get(name)!r} here"
+            for name in sorted({*held, *self._config})
+            if held.get(name) != self._config.get(name)
+        ]
+        if changes:
+            raise ValueError(
+                f"Expected the config of the run in {self.path} to resume it, "
+                f"got another one: {', '.join(changes)}. Give the same config, "
+                "or another workdir."
+            )
+
+    def __enter__(self):
+        if self.exists:
+            self._hold()
+        return self
+
+    def __exit__(self, *exception):
+        if self._lock is not None:
+            os.close(self._lock)
+
+    def begin(self):
+        """Makes the directory the run's own, unless it is."""
+        if not self.exists:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._hold()
+            self.write_json("config.json", self._config)
+            self.exists = True
+
+    def _hold(self):
+        self._lock = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ValueError(
+                f"Expected a workdir that no other process uses, got "
+                f"{self.path}, in which one is training. Wait for its end."
+            ) from error
+
+    def result(self):
+        """What `result.json` says; None if the run is not finished."""
+        file = self.path / "result.json"
+        if not file.exists():
+            return None
+        return json.loads(file.read_text("utf-8"))
+
+    def write_text(self, name, text):
+        """Replaces a file by a text, as a whole."""
+        incomplete = self.path / f"{name}.incomplete"
+        incomplete.write_text(text, "utf-8")
+        os.replace(incomplete, self.path / name)
+
+    def write_json(self, name, value):
+        """Replaces a file by a value, as a whole."""
+        text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+        self.write_text(name, text + "\n")

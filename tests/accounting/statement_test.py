@@ -1,0 +1,184 @@
+import dataclasses
+import math
+
+import pytest
+
+from tf_dpsub.accounting import LedgerEntry, PrivacyLedger, statement
+from tf_dpsub.accounting.statement import round_up
+
+DELTA = 1e-5
+POISSON = LedgerEntry(
+    mechanism="DPSGD",
+    noise_multiplier=1.3,
+    l2_norm_clip=0.75,
+    batch_size=150,
+    examples=60000,
+    sampler="poisson",
+)
+BATCHES = dataclasses.replace(
+    POISSON, noise_multiplier=18.0, examples=None, sampler="batches"
+)
+ONCE = dataclasses.replace(BATCHES, each_example_once_per_epoch=True)
+
+
+def changed(entry, **changes):
+    return dataclasses.replace(entry, **changes)
+
+
+def stated(*charges, delta=DELTA, **arguments):
+    """The statement as one line."""
+    ledger = PrivacyLedger()
+    for charge in charges:
+        ledger.charge(*charge)
+    text = statement(ledger, delta=delta, **arguments)
+    assert max(map(len, text.splitlines())) <= 80
+    assert text.endswith("\n")
+    return " ".join(text.split())
+
+
+def test_poisson_run():
+    text = stated((POISSON, 6000, 15), model_name="cnn")
+    for part in (
+        "Privacy statement of 'cnn'",
+        "(ε = 0.7243, δ = 1e-05)-differentially private, with Poisson sampling, "
+        "by RDP accounting.",
+        "ε RDP PLD with Poisson sampling 0.7243 0.6402 "
+        "without amplification by sampling 2065 2029",
+        "DPSGD: 6000 steps with noise multiplier σ = 1.3, clipping norm C = "
+        "0.75 and expected batch size 150.",
+        "each of the 60000 examples independently with probability q = 0.0025",
+        "of adding or removing one example",
+        "since the model was made private",
+        "Taken as public: the initial weights.",
+    ):
+        assert part in text
+    assert "WARNING" not in text
+    assert "NOT private" not in text
+
+
+@pytest.mark.parametrize("entry", [POISSON, BATCHES, ONCE])
+def test_every_statement_says_what_is_promised(entry):
+    text = stated((entry, 40, 1))
+    for part in (
+        "one row given to training",
+        "several rows of one person are several units",
+        "replaced in the other by an empty (zero-weight) one",
+        "the sampling rate and the number of steps are public",
+        "Covered: the weights at every step",
+        "Not covered: training metrics, losses and logs",
+        "which checkpoint to keep",
+    ):
+        assert part in text
+
+
+def test_quotes_the_accountant_asked_for():
+    text = stated((POISSON, 6000), accountant="pld")
+    assert "(ε = 0.6402, δ = 1e-05)" in text
+    assert "by PLD accounting" in text
+
+
+def test_user_batches():
+    text = stated((BATCHES, 1200, 30))
+    assert "private, without amplification by sampling, by RDP" in text
+    assert "without amplification by sampling 10.24 9.536" in text
+    assert "each example is at most once in a batch" in text
+    assert "nor the membership nor the padded length of the batches" in text
+    assert "at most once in an epoch" not in text
+    assert "Poisson" not in text
+
+
+def test_user_batches_with_each_example_once_per_epoch():
+    text = stated((ONCE, 1200, 30))
+    assert "(ε = 1.255, δ = 1e-05)" in text
+    assert "with each example once in an epoch 1.255 1.15 " in text
+    assert "without amplification by sampling 10.24 9.536" in text
+    assert "at most once in an epoch; 30 epochs were begun" in text
+
+
+def test_all_entries_are_described_and_composed():
+    text = stated((POISSON, 6000), (ONCE, 1200, 30))
+    assert "with the sampling described below" in text
+    assert "DPSGD: 6000 steps" in text
+    assert "DPSGD: 1200 steps" in text
+    assert "(ε = 0.7243" not in text
+
+
+def test_no_steps():
+    text = stated(model_name="cnn")
+    assert "No private step was taken. ε = 0." in text
+    assert "RDP" not in text
+
+
+@pytest.mark.parametrize("clip", [1.0, math.inf])
+def test_no_noise(clip):
+    plain = changed(POISSON, noise_multiplier=0.0, l2_norm_clip=clip)
+    text = stated((POISSON, 7), (plain, 3))
+    assert "NOT private: 3 steps of DPSGD added no noise" in text
+    assert ("clipped nothing" in text) == math.isinf(clip)
+    assert "differentially private" not in text
+    assert "RDP" not in text
+
+
+@pytest.mark.parametrize(
+    "delta, warned", [(1e-5, False), (1 / 60000, True), (0.1, True)]
+)
+def test_delta_against_the_number_of_examples(delta, warned):
+    smaller = changed(POISSON, examples=1000)
+    text = stated((POISSON, 3), (smaller, 2), delta=delta)
+    assert ("is not below 1/n = 1.67e-05" in text) == warned
+
+
+def test_delta_without_a_number_of_examples():
+    assert "WARNING" not in stated((BATCHES, 3), delta=0.1)
+
+
+@pytest.mark.parametrize(
+    "change, warning",
+    [
+        ({"fixed_seed": True}, "for experiments only"),
+        ({"private_selection": True}, "ε does not cover the selection"),
+    ],
+)
+def test_warnings_of_any_entry(change, warning):
+    text = stated((changed(POISSON, **change), 1), (POISSON, 5))
+    assert "WARNING" in text
+    assert warning in text
+
+
+def test_notes_are_taken_as_public():
+    first = changed(POISSON, notes=("the state of 'a'", "the state of 'b'"))
+    second = changed(POISSON, notes=("the state of 'b'",))
+    assert (
+        "Taken as public: the initial weights, the state of 'a', the state of "
+        "'b'." in stated((first, 1), (second, 1))
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"delta": 0.0}, "0 < delta < 1, got 0.0"),
+        ({"delta": DELTA, "accountant": "gdp"}, "accountant to be one of"),
+    ],
+)
+@pytest.mark.parametrize("charges", [(), ((POISSON, 3),)])
+def test_invalid(charges, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        stated(*charges, **arguments)
+
+
+@pytest.mark.parametrize(
+    "value, digits, expected",
+    [
+        (0.72421, 4, "0.7243"),
+        (0.7243, 4, "0.7243"),
+        (0.72430000001, 4, "0.7244"),
+        (9.9999, 4, "10"),
+        (1234.01, 4, "1235"),
+        (0.000123449, 3, "0.000124"),
+        (0.0, 4, "0"),
+        (math.inf, 4, "inf"),
+    ],
+)
+def test_round_up(value, digits, expected):
+    assert round_up(value, digits) == expected

@@ -1,0 +1,110 @@
+import keras
+import pytest
+
+from tf_dpsub.callbacks import PrivacyBudget
+from tf_dpsub.callbacks.private_selection import (
+    reads_private_results,
+    require_public_selection,
+)
+
+STEERING = {
+    "EarlyStopping": keras.callbacks.EarlyStopping,
+    "ReduceLROnPlateau": keras.callbacks.ReduceLROnPlateau,
+    "ModelCheckpoint": lambda monitor: keras.callbacks.ModelCheckpoint(
+        "best.weights.h5",
+        monitor=monitor,
+        save_best_only=True,
+        save_weights_only=True,
+    ),
+}
+HARMLESS = {
+    "ModelCheckpoint of every epoch": lambda: keras.callbacks.ModelCheckpoint(
+        "each.weights.h5", monitor="loss", save_weights_only=True
+    ),
+    "LearningRateScheduler": lambda: keras.callbacks.LearningRateScheduler(
+        lambda epoch, rate: rate / 2
+    ),
+    "CSVLogger": lambda: keras.callbacks.CSVLogger("log.csv"),
+    "BackupAndRestore": lambda: keras.callbacks.BackupAndRestore("backup"),
+    "PrivacyBudget": lambda: PrivacyBudget(1.0, 1e-5),
+}
+
+
+@pytest.mark.parametrize("name", STEERING)
+@pytest.mark.parametrize(
+    "monitor, validation_data_is_public, private",
+    [
+        ("loss", False, True),
+        ("accuracy", True, True),
+        ("val_loss", False, True),
+        ("val_loss", True, False),
+    ],
+)
+def test_steering_is_private_unless_by_public_validation_data(
+    name, monitor, validation_data_is_public, private
+):
+    callback = STEERING[name](monitor=monitor)
+    found = reads_private_results([callback], validation_data_is_public)
+    assert found == ([f"{name}(monitor={monitor!r})"] if private else [])
+
+
+@pytest.mark.parametrize("validation_data_is_public", [False, True])
+def test_termination_by_a_training_loss_is_private(validation_data_is_public):
+    callbacks = [keras.callbacks.TerminateOnNaN()]
+    found = reads_private_results(callbacks, validation_data_is_public)
+    assert found == ["TerminateOnNaN"]
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_what_does_not_steer_is_accepted(name):
+    require_public_selection([HARMLESS[name]()], False)
+
+
+def test_a_subclass_steers_too():
+    class Patient(keras.callbacks.EarlyStopping):
+        pass
+
+    callbacks = [Patient(monitor="loss")]
+    found = reads_private_results(callbacks, False)
+    assert found == ["Patient(monitor='loss')"]
+
+
+def test_tuners_are_known_by_their_module():
+    class TunerCallback(keras.callbacks.Callback):
+        __module__ = "keras_tuner.engine.tuner_utils"
+
+    assert reads_private_results([TunerCallback()], True) == ["TunerCallback"]
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda callback: callback,
+        lambda callback: [PrivacyBudget(1.0, 1e-5), callback],
+        lambda callback: (callback,),
+        lambda callback: [[PrivacyBudget(1.0, 1e-5), [callback]]],
+        lambda callback: keras.callbacks.CallbackList([callback]),
+    ],
+    ids=["alone", "list", "tuple", "nested", "CallbackList"],
+)
+def test_finds_callbacks_however_they_are_given(wrap):
+    callback = keras.callbacks.EarlyStopping(monitor="loss")
+    assert reads_private_results(wrap(callback), False)
+
+
+@pytest.mark.parametrize("none", [None, [], ()])
+def test_no_callbacks(none):
+    require_public_selection(none, False)
+
+
+def test_the_error_names_all_of_them_and_the_cure():
+    callbacks = [
+        keras.callbacks.EarlyStopping(monitor="val_loss"),
+        keras.callbacks.TerminateOnNaN(),
+    ]
+    with pytest.raises(ValueError) as error:
+        require_public_selection(callbacks, False)
+    message = str(error.value)
+    assert "EarlyStopping(monitor='val_loss'), TerminateOnNaN" in message
+    assert "validation_data_is_public=True" in message
+    assert "allow_private_selection=True" in message

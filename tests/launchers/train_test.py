@@ -1,0 +1,583 @@
+import csv
+import json
+import math
+import os
+import pathlib
+import platform
+import re
+import subprocess
+import sys
+import zipfile
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from matplotlib import image
+from tensorboard.backend.event_processing import event_accumulator
+
+from launchers import experiment
+from launchers import run_directory
+from launchers import run_recorder
+from launchers import train
+from launchers import train_config
+from tf_dpsub import accounting
+from tf_dpsub import data
+
+ROOT = pathlib.Path(__file__).parents[2]
+# Of the 1,438 private digits.
+STEPS_PER_EPOCH = 6
+SETTINGS = {
+    "model_kwargs": {"hidden": (32,), "activation": "tanh"},
+    "inner_optimizer_kwargs": {"momentum": 0.9},
+    "epsilon": 3.0,
+    "batch_size": 256,
+    "epochs": 2,
+}
+
+
+def digits_config(**changes):
+    config = train_config.default_config()
+    for name, value in (SETTINGS | changes).items():
+        config[name] = value
+    return config
+
+
+def read_metrics(workdir):
+    with open(workdir / "metrics.csv", encoding="utf-8", newline="") as file:
+        return [
+            {name: float(value) for name, value in row.items()}
+            for row in csv.DictReader(file)
+        ]
+
+
+def epsilon_of(steps, noise_multiplier, batch_size=256, accountant="rdp"):
+    return accounting.epsilon(
+        noise_multiplier=noise_multiplier,
+        sampling_rate=batch_size / 1438,
+        steps=steps,
+        delta=1e-5,
+        accountant=accountant,
+    )
+
+
+def contents(folder):
+    return {
+        path: path.read_bytes() for path in folder.rglob("*") if path.is_file()
+    }
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The workdir of a finished run, and what `train` returned."""
+    workdir = tmp_path_factory.mktemp("finished") / "new" / "run"
+    return workdir, experiment.train(digits_config(), workdir)
+
+
+@pytest.fixture
+def float32_again():
+    yield
+    keras.config.set_dtype_policy("float32")
+
+
+class TestFiles:
+    def test_are_these_and_no_others(self, finished):
+        workdir, _ = finished
+        assert {path.name for path in workdir.iterdir()} == {
+            "config.json",
+            "ledger.json",
+            "metrics.csv",
+            "model.keras",
+            "privacy_statement.txt",
+            "progress.png",
+            "result.json",
+            "tensorboard",
+        }
+
+    def test_result(self, finished):
+        workdir, returned = finished
+        result = json.loads((workdir / "result.json").read_text("utf-8"))
+        assert result == returned
+        steps = 2 * STEPS_PER_EPOCH
+        sigma = result["noise_multiplier"]
+        assert (result["steps"], result["epochs"]) == (steps, 2)
+        assert result["epsilon_rdp"] == pytest.approx(epsilon_of(steps, sigma))
+        assert result["epsilon_pld"] == pytest.approx(
+            epsilon_of(steps, sigma, accountant="pld")
+        )
+        # The noise was calibrated: hardly any of the budget is left over.
+        assert 2.999 < result["epsilon"] <= 3.0
+        assert result["epsilon"] == result["epsilon_rdp"]
+        assert result["delta"] == 1e-5
+        assert result["sampling"] == "poisson"
+        assert result["sampling_rate"] == 256 / 1438
+        assert result["private_examples"] == 1438
+        assert result["parameters"] == 64 * 32 + 32 + 32 * 10 + 10
+        assert 0.1 < result["step_milliseconds"] < 10_000
+        assert result["peak_memory_mib"]["host"] > 100
+        assert result["devices"]
+        assert result["versions"]["tensorflow"] == tf.__version__
+        assert result["versions"]["numpy"] == np.__version__
+        assert result["versions"]["keras"] == keras.__version__
+        assert result["versions"]["python"] == platform.python_version()
+        assert {"tf_dpsub", "dp-accounting"} < set(result["versions"])
+        assert result["seed"] == 0
+        assert result["config"] == json.loads(digits_config().to_json())
+
+    def test_metrics(self, finished):
+        workdir, result = finished
+        rows = read_metrics(workdir)
+        assert [row["epoch"] for row in rows] == [1, 2]
+        columns = {"loss", "accuracy", "val_loss", "val_accuracy", "epsilon"}
+        assert columns < set(rows[0])
+        sigma = result["noise_multiplier"]
+        assert [row["epsilon"] for row in rows] == pytest.approx(
+            [epsilon_of(6, sigma), epsilon_of(12, sigma)]
+        )
+        assert rows[-1]["val_accuracy"] == pytest.approx(
+            result["test_accuracy"]
+        )
+
+    def test_statement(self, finished):
+        workdir, _ = finished
+        text = (workdir / "privacy_statement.txt").read_text("utf-8")
+        assert "(ε = 3, δ = 1e-05)-differentially private" in " ".join(
+            text.split()
+        )
+        assert "12 steps" in text
+        assert "Poisson sampling" in text
+
+    def test_ledger_holds_the_steps_that_ran(self, finished):
+        workdir, result = finished
+        ledger = accounting.PrivacyLedger(workdir / "ledger.json")
+        assert ledger.steps == 12
+        assert ledger.epsilon(1e-5) == result["epsilon"]
+
+    def test_model_is_plain_and_the_one_that_was_measured(self, finished):
+        workdir, result = finished
+        with zipfile.ZipFile(workdir / "model.keras") as archive:
+            assert "tf_dpsub" not in archive.read("config.json").decode()
+        model = keras.models.load_model(workdir / "model.keras")
+        digits = data.load("digits")
+        predicted = model.predict(digits.x_test, verbose=0).argmax(1)
+        assert np.mean(predicted == digits.y_test) == pytest.approx(
+            result["test_accuracy"]
+        )
+
+    def test_tensorboard_shows_epsilon_and_test_accuracy(self, finished):
+        workdir, _ = finished
+        rows = read_metrics(workdir)
+        for part, tag, column in (
+            ("train", "epoch_epsilon", "epsilon"),
+            ("validation", "epoch_accuracy", "val_accuracy"),
+        ):
+            events = event_accumulator.EventAccumulator(
+                str(workdir / "tensorboard" / part)
+            )
+            events.Reload()
+            shown = [
+                tf.make_ndarray(event.tensor_proto).item()
+                for event in events.Tensors(tag)
+            ]
+            assert shown == pytest.approx([row[column] for row in rows])
+
+    def test_figure_has_lines_on_white(self, finished):
+        workdir, _ = finished
+        pixels = image.imread(workdir / "progress.png")[..., :3]
+        assert pixels.shape[0] > 600 and pixels.shape[1] > 800
+        np.testing.assert_array_equal(pixels[-1, -1], [1, 1, 1])
+        coloured = pixels.max(-1) - pixels.min(-1) > 0.3
+        assert 0.001 < coloured.mean() < 0.1
+
+
+class TestWorkdir:
+    def test_a_finished_run_is_not_run_again(self, finished, capsys):
+        workdir, result = finished
+        before = contents(workdir)
+        again = experiment.train(digits_config(), workdir, resume=True)
+        assert again == result
+        assert contents(workdir) == before
+        first, last = capsys.readouterr().out.splitlines()
+        assert first == f"The run in {workdir} is finished."
+        assert last == experiment.summary(result)
+
+    def test_another_run_is_refused(self, finished):
+        workdir, _ = finished
+        before = contents(workdir)
+        message = "holds a finished run. .* --resume"
+        with pytest.raises(ValueError, match=message):
+            experiment.train(digits_config(), workdir)
+        assert contents(workdir) == before
+
+    def test_resuming_with_another_config_is_refused(self, finished):
+        workdir, _ = finished
+        with pytest.raises(ValueError, match="epochs is 2 there and 3 here"):
+            experiment.train(digits_config(epochs=3), workdir, resume=True)
+
+    def test_other_files_are_left_alone(self, tmp_path):
+        (tmp_path / "thesis.tex").write_text("two years of work")
+        for resume in (False, True):
+            with pytest.raises(ValueError, match="which holds other files"):
+                experiment.train(digits_config(), tmp_path, resume=resume)
+        assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+    def test_two_processes_do_not_share_it(self, tmp_path):
+        with run_directory.RunDirectory(tmp_path, {}) as directory:
+            directory.begin()
+            message = "no other process uses"
+            with pytest.raises(ValueError, match=message):
+                with run_directory.RunDirectory(tmp_path, {}, resume=True):
+                    pass
+        with run_directory.RunDirectory(tmp_path, {}, resume=True) as resumed:
+            assert resumed.exists
+
+
+class StopAt:
+    """Calls a function before some step of some epoch, in `RunRecorder`."""
+
+    def __init__(self, monkeypatch, epoch, step, stop):
+        def on_train_batch_begin(recorder, batch, logs=None):
+            if (len(recorder.rows), batch) == (epoch - 1, step - 1):
+                stop()
+            original(recorder, batch, logs)
+
+        original = run_recorder.RunRecorder.on_train_batch_begin
+        monkeypatch.setattr(
+            run_recorder.RunRecorder,
+            "on_train_batch_begin",
+            on_train_batch_begin,
+        )
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
+class TestInterruption:
+    def test_ctrl_c_leaves_a_run_that_can_go_on(
+        self, tmp_path, monkeypatch, capsys
+    ):
+        config = digits_config(epsilon=None, noise_multiplier=2.0)
+        with monkeypatch.context() as patch:
+            StopAt(patch, epoch=2, step=4, stop=interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                experiment.train(config, tmp_path)
+        assert "Interrupted after 1 of 2 epochs" in capsys.readouterr().out
+        assert not (tmp_path / "result.json").exists()
+        ledger = accounting.PrivacyLedger(tmp_path / "ledger.json")
+        assert ledger.steps == 6 + 3
+        assert len(read_metrics(tmp_path)) == 1
+
+        result = experiment.train(config, tmp_path, resume=True)
+        assert (result["epochs"], result["steps"]) == (2, 6 + 3 + 6)
+        assert result["epsilon"] == pytest.approx(epsilon_of(15, 2.0))
+        rows = read_metrics(tmp_path)
+        assert [row["epoch"] for row in rows] == [1, 2]
+        assert rows[1]["epsilon"] == pytest.approx(result["epsilon"])
+
+    def test_before_the_first_checkpoint_it_begins_again(
+        self, tmp_path, monkeypatch
+    ):
+        config = digits_config(
+            epsilon=None, noise_multiplier=2.0, epochs=1, seed=1
+        )
+        with monkeypatch.context() as patch:
+            StopAt(patch, epoch=1, step=3, stop=interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                experiment.train(config, tmp_path)
+        result = experiment.train(config, tmp_path, resume=True)
+        assert (result["epochs"], result["steps"]) == (1, 2 + 6)
+
+    def test_metrics_after_the_checkpoint_are_taken_back(
+        self, tmp_path, monkeypatch
+    ):
+        config = digits_config(epsilon=None, noise_multiplier=2.0)
+        save = run_recorder.RunRecorder._save_checkpoint
+
+        def save_the_first(recorder, epochs):
+            if epochs == 2:
+                raise KeyboardInterrupt
+            save(recorder, epochs)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                run_recorder.RunRecorder, "_save_checkpoint", save_the_first
+            )
+            with pytest.raises(KeyboardInterrupt):
+                experiment.train(config, tmp_path)
+        assert len(read_metrics(tmp_path)) == 2
+        result = experiment.train(config, tmp_path, resume=True)
+        assert (result["epochs"], result["steps"]) == (2, 18)
+        rows = read_metrics(tmp_path)
+        assert [row["epoch"] for row in rows] == [1, 2]
+
+    @pytest.mark.slow
+    def test_a_crash_loses_no_step_and_the_budget_is_kept(self, tmp_path):
+        # 90 steps an epoch, of which the ledger writes some ahead.
+        changes = {"batch_size": 16, "epochs": 4}
+        crash = (
+            "import os, pytest\n"
+            "from launchers import experiment\n"
+            "from tests.launchers.train_test import StopAt, digits_config\n"
+            "StopAt(pytest.MonkeyPatch(), 2, 16, lambda: os._exit(9))\n"
+            f"experiment.train(digits_config(**{changes}), {str(tmp_path)!r})\n"
+        )
+        assert python("-c", crash).returncode == 9
+        before = accounting.PrivacyLedger(tmp_path / "ledger.json")
+        assert before.steps >= 90 + 15
+        assert len(read_metrics(tmp_path)) == 1
+
+        config = digits_config(**changes)
+        result = experiment.train(config, tmp_path, resume=True)
+        more = min(3, (4 * 90 - before.steps) // 90)
+        assert more > 0
+        assert result["epochs"] == 1 + more
+        assert result["steps"] == before.steps + 90 * more
+        epsilon = epsilon_of(
+            result["steps"], result["noise_multiplier"], batch_size=16
+        )
+        assert result["epsilon"] == pytest.approx(epsilon)
+        assert result["epsilon"] <= 3.0
+        rows = read_metrics(tmp_path)
+        assert [row["epoch"] for row in rows] == list(range(1, 2 + more))
+        epsilons = [row["epsilon"] for row in rows]
+        assert epsilons == sorted(set(epsilons))
+        assert epsilons[1] > epsilon_of(
+            2 * 90 + 15, result["noise_multiplier"], batch_size=16
+        )
+
+
+class TestConfig:
+    def test_other_ways_to_train(self, tmp_path, float32_again, capsys):
+        config = digits_config(
+            noise_multiplier=4.0,
+            accountant="pld",
+            inner_optimizer="Adam",
+            inner_optimizer_kwargs={},
+            learning_rate=0.01,
+            learning_rate_schedule="cosine",
+            dtype_policy="mixed_bfloat16",
+            steps_per_execution=4,
+            distribution="mirrored",
+            fixed_noise_seed=7,
+            private_examples=1000,
+            public_examples=50,
+            microbatch_size=32,
+        )
+        result = experiment.train(config, tmp_path)
+        assert result["epsilon"] == result["epsilon_pld"] <= 3.0
+        assert result["epsilon"] < result["epsilon_rdp"]
+        assert result["private_examples"] == 1000
+        assert result["steps"] == 2 * math.ceil(1000 / 256)
+        assert result["noise_multiplier"] == 4.0
+        statement = (tmp_path / "privacy_statement.txt").read_text("utf-8")
+        assert "fixed seed" in statement
+        out = capsys.readouterr().out
+        assert "1,000 private, 50 public, 359 test examples" in out
+        assert out.splitlines()[-1].endswith("Poisson sampling, PLD")
+
+    def test_seed_fixes_split_and_weights_but_not_noise(
+        self, tmp_path, monkeypatch
+    ):
+        started = []
+
+        def keep_weights(recorder, logs=None):
+            started.append(recorder.model.get_weights())
+            begin(recorder, logs)
+
+        begin = run_recorder.RunRecorder.on_train_begin
+        monkeypatch.setattr(
+            run_recorder.RunRecorder, "on_train_begin", keep_weights
+        )
+        results = [
+            experiment.train(digits_config(epochs=1), tmp_path / str(i))
+            for i in range(2)
+        ]
+        for first, second in zip(*started):
+            np.testing.assert_array_equal(first, second)
+        assert results[0]["test_loss"] != results[1]["test_loss"]
+
+    def test_without_noise_the_result_says_so(self, tmp_path, capsys):
+        config = digits_config(epsilon=None, noise_multiplier=0.0, epochs=1)
+        result = experiment.train(config, tmp_path)
+        assert result["epsilon"] == "inf"
+        assert read_metrics(tmp_path)[0]["epsilon"] == math.inf
+        last = capsys.readouterr().out.splitlines()[-1]
+        assert "(ε = inf, δ = 1e-05)" in last
+        statement = (tmp_path / "privacy_statement.txt").read_text("utf-8")
+        assert "NOT PRIVATE" in statement
+
+    @pytest.mark.parametrize(
+        "changes, message",
+        [
+            ({"dataset": "digit"}, "'digit'. Close matches: digits"),
+            ({"model": "mpl"}, "name of a model.*got 'mpl'. .*'mlp'"),
+            ({"optimizer": "DP-SGD"}, "private optimizer.*'DP-SGD'.*'DPSGD'"),
+            ({"inner_optimizer": "Adan"}, "inner optimizer.*'Adan'.*'Adam'"),
+            ({"learning_rate_schedule": "cos"}, "schedule.*'cos'.*'cosine'"),
+            ({"distribution": "mirror"}, "'mirror'. .*'mirrored'"),
+            ({"accountant": "rdb"}, "'rdb'. .*'rdp'"),
+            ({"dtype_policy": "float23"}, "float23"),
+            ({"batch_size": 1439}, "batch_size <= 1438"),
+            ({"batch_size": 0}, "Expected batch_size >= 1, got 0"),
+            ({"epochs": 0}, "Expected epochs >= 1, got 0"),
+            ({"steps_per_execution": 0}, "steps_per_execution >= 1, got 0"),
+            ({"seed": -1}, "Expected seed >= 0, got -1"),
+            ({"learning_rate": 0.0}, "Expected learning_rate > 0, got 0.0"),
+            ({"delta": 1.0}, "Expected 0 < delta < 1, got 1.0"),
+            ({"epsilon": -1.0}, "Expected epsilon > 0, got -1.0"),
+            ({"epsilon": None}, "Expected a noise_multiplier, or an epsilon"),
+            ({"noise_multiplier": -1.0}, "noise_multiplier >= 0, got -1.0"),
+            ({"l2_norm_clip": 0.0}, "Expected l2_norm_clip > 0, got 0.0"),
+            ({"private_examples": 2000}, "private \\+ public <= 1438"),
+            ({"model_kwargs": {"hiden": ()}}, "arguments of mlp .*'hiden'"),
+            ({"optimizer_kwargs": {"k": 1}}, "arguments of DPSGD .*'k'"),
+            (
+                {"inner_optimizer_kwargs": {"momentun": 1}},
+                "arguments of SGD .*momentun",
+            ),
+            ({"noise_multiplier": 1.0}, "keeps the budget .* steps .* fit"),
+        ],
+        ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+    )
+    def test_mistakes_leave_no_workdir(self, tmp_path, changes, message):
+        workdir = tmp_path / "run"
+        with pytest.raises(ValueError, match=message):
+            experiment.train(digits_config(**changes), workdir)
+        assert not workdir.exists()
+
+    def test_a_data_folder_that_lacks_the_set(self, tmp_path):
+        config = digits_config(dataset="mnist", data_dir=str(tmp_path))
+        with pytest.raises(ValueError, match="to hold 'mnist/"):
+            experiment.train(config, tmp_path / "run")
+
+    def test_texts(self, tmp_path, monkeypatch):
+        texts = data.Dataset(
+            name="texts",
+            x_train=np.array(["a"], dtype=object),
+            y_train=np.zeros(1, int),
+            x_public=np.array([], dtype=object),
+            y_public=np.zeros(0, int),
+            x_test=np.array(["a"], dtype=object),
+            y_test=np.zeros(1, int),
+            num_classes=2,
+        )
+        monkeypatch.setattr(data, "load", lambda *_, **__: texts)
+        config = digits_config(dataset="glue/sst2")
+        with pytest.raises(ValueError, match="images, got 'glue/sst2'"):
+            experiment.train(config, tmp_path / "run")
+
+    def test_fields_that_are_missing_or_unknown(self, tmp_path):
+        config = digits_config()
+        with config.unlocked():
+            del config.delta
+            config.dleta = 1e-5
+        with pytest.raises(ValueError, match="lacks delta"):
+            experiment.train(config, tmp_path / "run")
+        with config.unlocked():
+            config.delta = 1e-5
+        with pytest.raises(ValueError, match="has unknown dleta"):
+            experiment.train(config, tmp_path / "run")
+
+
+class TestFlags:
+    @pytest.mark.parametrize(
+        "overridden, expected",
+        [
+            ([], (4.0, 2.0)),
+            (["epochs"], (4.0, 2.0)),
+            (["noise_multiplier"], (4.0, None)),
+            (["epsilon"], (None, 2.0)),
+            (["epsilon", "noise_multiplier"], (4.0, 2.0)),
+        ],
+    )
+    def test_a_flag_for_the_noise_replaces_the_other(
+        self, overridden, expected
+    ):
+        config = digits_config(noise_multiplier=4.0, epsilon=2.0)
+        train.let_flags_decide(config, overridden)
+        assert (config.noise_multiplier, config.epsilon) == expected
+
+    @pytest.mark.parametrize(
+        "field, cure",
+        [
+            ("lerning_rate", "Did you mean learning_rate or "),
+            ("xyz", "There are accountant, batch_size, "),
+        ],
+    )
+    def test_unknown_field_in_a_file(self, field, cure):
+        with pytest.raises(AttributeError) as error:
+            setattr(digits_config(), field, 1)
+        message = train.unknown_field(error.value)
+        assert f"got {field!r}. {cure}" in message
+        assert "\n" not in message
+
+
+def python(*arguments):
+    """Runs Python in the tree, as a user does after installing it."""
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+@pytest.mark.slow
+class TestCommand:
+    def launch(self, *arguments):
+        return python("launchers/train.py", *arguments)
+
+    def test_trains_in_quiet_and_ends_with_what_it_reached(self, tmp_path):
+        workdir = tmp_path / "run"
+        done = self.launch(
+            "--config=configs/digits_dpsgd.py",
+            "--config.noise_multiplier=1.1",
+            "--config.epochs=1",
+            f"--workdir={workdir}",
+        )
+        assert done.returncode == 0, done.stderr
+        result = json.loads((workdir / "result.json").read_text("utf-8"))
+        assert result["noise_multiplier"] == 1.1
+        last = done.stdout.splitlines()[-1]
+        found = re.fullmatch(
+            r"test accuracy (0\.\d\d) at \(ε = (\d+\.\d\d), δ = 1e-05\), "
+            "Poisson sampling, RDP",
+            last,
+        )
+        assert found, last
+        assert float(found[1]) == round(result["test_accuracy"], 2)
+        assert result["epsilon"] <= float(found[2]) < result["epsilon"] + 0.01
+        assert re.search(r"^devices +(CPU|GPU)", done.stdout, re.MULTILINE)
+        # One line of the library, and nothing of TensorFlow.
+        (line,) = done.stderr.splitlines()
+        assert line.startswith("Per-example gradients of mlp: ")
+
+    @pytest.mark.parametrize(
+        "arguments, message",
+        [
+            (
+                ["--config=configs/digits_dpsgd.py", "--config.epoch=3"],
+                "error: Expected a field of the config, got 'epoch'. "
+                "Did you mean epochs?",
+            ),
+            (
+                ["--config=configs/none.py"],
+                "error: Expected the file of a config, got none: No such file "
+                "or directory: 'configs/none.py'.",
+            ),
+            (
+                ["--config=configs/digits_dpsgd.py", "--config.delta=1.5"],
+                "error: Expected 0 < delta < 1, got 1.5. It should lie well "
+                "below 1 / (number of examples).",
+            ),
+        ],
+        ids=["field", "file", "value"],
+    )
+    def test_mistakes_end_with_one_line(self, tmp_path, arguments, message):
+        failed = self.launch(*arguments, f"--workdir={tmp_path / 'run'}")
+        assert failed.returncode == 1
+        assert failed.stderr.splitlines() == [message]
+        assert not (tmp_path / "run").exists()

@@ -1,0 +1,291 @@
+"""Bad input raises, and says what, why, and the cure."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_dpsub
+from tests.private_model_test import (
+    EXAMPLES,
+    FEATURES,
+    W,
+    X,
+    Y,
+    dpsgd,
+    linear,
+    loss,
+    mlp,
+    private,
+)
+from tf_dpsub import data, gradients
+
+layers = keras.layers
+
+
+class TestModel:
+    @pytest.mark.parametrize("not_a_model", [layers.Dense(3), None, "mlp"])
+    def test_not_a_model(self, not_a_model):
+        with pytest.raises(ValueError, match="Expected a keras.Model, got"):
+            tf_dpsub.make_private(not_a_model)
+
+    def test_private_already(self):
+        model = tf_dpsub.make_private(linear())
+        with pytest.raises(ValueError, match=r"private already.*model\.model"):
+            tf_dpsub.make_private(model)
+
+    def test_not_built(self):
+        model = keras.Sequential([layers.Dense(3)], name="unfinished")
+        with pytest.raises(
+            ValueError, match="built model, got 'unfinished'.*keras.Input"
+        ):
+            tf_dpsub.make_private(model)
+
+    @pytest.mark.parametrize("method", ["train_step", "compute_loss"])
+    def test_own_training(self, method):
+        def own(self, *args, **kwargs):
+            return getattr(keras.Model, method)(self, *args, **kwargs)
+
+        kind = type("Own", (keras.Sequential,), {method: own})
+        model = kind([keras.Input((FEATURES,)), layers.Dense(3)], name="own")
+        with pytest.raises(
+            ValueError, match=f"{method}, got 'own'.*Pass the loss to"
+        ):
+            tf_dpsub.make_private(model)
+
+    def test_no_trainable_weights(self):
+        model = linear()
+        model.trainable = False
+        with pytest.raises(
+            ValueError, match="trainable weights.*none.*trainable = True"
+        ):
+            tf_dpsub.make_private(model)
+
+    def test_no_trainable_weights_left(self):
+        model = tf_dpsub.make_private(linear())
+        model.model.trainable = False
+        with pytest.raises(
+            ValueError, match="trainable weights.*none.*trainable = True"
+        ):
+            model.compile(dpsgd(), loss())
+            model.fit(X, Y, verbose=0)
+
+
+class Mixes(layers.Layer):
+    def call(self, inputs):
+        return inputs + keras.ops.mean(inputs, 0, keepdims=True)
+
+
+class Remembers(layers.Layer):
+    """Keeps a mean of the batch, as BatchNormalization does."""
+
+    def build(self, shape):
+        self.mean = self.add_weight(
+            shape=shape[1:], initializer="zeros", trainable=False
+        )
+
+    def call(self, inputs):
+        self.mean.assign(0.5 * self.mean + keras.ops.mean(inputs, 0))
+        return inputs
+
+
+class TestLayers:
+    @pytest.mark.parametrize("when", ["wrapping", "compiling"])
+    def test_trainable_batch_normalization(self, when):
+        norm = layers.BatchNormalization(name="norm")
+        plain = mlp(layers.Dense(4), norm)
+        with pytest.raises(
+            ValueError,
+            match="BatchNormalization 'norm'.*GroupNormalization.*trainable = "
+            "False",
+        ):
+            if when == "wrapping":
+                tf_dpsub.make_private(plain)
+            else:
+                norm.trainable = False
+                model = tf_dpsub.make_private(plain)
+                norm.trainable = True
+                model.compile(dpsgd(), loss())
+
+    def test_nested_batch_normalization(self):
+        plain = mlp(mlp(layers.BatchNormalization(name="deep")))
+        with pytest.raises(ValueError, match="BatchNormalization 'deep'"):
+            tf_dpsub.make_private(plain)
+
+    def test_batch_normalization_unfrozen_after_compiling(self):
+        norm = layers.BatchNormalization(trainable=False)
+        model = private(mlp(norm), dpsgd())
+        norm.trainable = True
+        with pytest.raises(ValueError, match="without noise.*trainable"):
+            model.fit(X, Y, verbose=0)
+
+    def test_frozen_batch_normalization_is_fine(self):
+        norm = layers.BatchNormalization(trainable=False)
+        model = private(mlp(norm), dpsgd())
+        before = [w.numpy() for w in norm.weights]
+        model.fit(X, Y, verbose=0)
+        for weight, value in zip(norm.weights, before, strict=True):
+            np.testing.assert_array_equal(weight, value)
+
+    def test_layer_that_mixes_examples(self):
+        model = private(mlp(Mixes(), layers.Dense(4)), dpsgd())
+        with pytest.raises(
+            gradients.MixesExamples,
+            match="Mean '.*mixes.*' reduces over the batch.*Remove",
+        ):
+            model.fit(X, Y, verbose=0)
+        assert model.ledger.steps == 0
+
+    @pytest.mark.parametrize("per_example", ["auto", "vectorized_map"])
+    def test_layer_that_updates_state(self, per_example):
+        plain = mlp(Remembers(), layers.Dense(4))
+        model = private(plain, dpsgd(per_example=per_example))
+        with pytest.raises(ValueError, match="updates a state.*freeze"):
+            model.fit(X, Y, verbose=0)
+        assert not plain.layers[0].mean.numpy().any()
+
+    def test_graph_alone_where_nothing_is_proved(self):
+        recurrent = keras.Sequential(
+            [keras.Input((3, 2)), layers.LSTM(2), layers.Dense(3)]
+        )
+        model = private(recurrent, dpsgd(per_example="graph"))
+        with pytest.raises(gradients.Unproven):
+            model.fit(np.zeros([EXAMPLES, 3, 2]), Y, verbose=0)
+
+
+class TestOptimizer:
+    def test_plain_optimizer_on_a_private_model(self):
+        model = tf_dpsub.make_private(linear())
+        for optimizer in ("adam", keras.optimizers.SGD(0.1)):
+            with pytest.raises(
+                ValueError, match="private optimizer, got .*Wrap it.*DPSGD"
+            ):
+                model.compile(optimizer, loss())
+        with pytest.raises(ValueError, match="private optimizer, got RMSprop"):
+            model.compile(loss=loss())
+
+    @pytest.mark.parametrize("how", [{}, {"run_eagerly": True}])
+    def test_private_optimizer_on_a_plain_model(self, how):
+        plain = linear()
+        before = plain.get_weights()
+        plain.compile(dpsgd(), loss(), **how)
+        with pytest.raises(RuntimeError, match="outside.*Wrap the model first"):
+            plain.fit(X, Y, verbose=0)
+        for own, other in zip(plain.get_weights(), before, strict=True):
+            np.testing.assert_array_equal(own, other)
+
+    def test_loss_scaling_of_keras(self):
+        model = tf_dpsub.make_private(linear())
+        with pytest.raises(ValueError, match="auto_scale_loss=False.*constant"):
+            model.compile(dpsgd(), loss(), auto_scale_loss=True)
+
+    def test_not_compiled(self):
+        model = tf_dpsub.make_private(linear())
+        for train in (model.fit, model.train_on_batch):
+            with pytest.raises(ValueError, match="call `compile"):
+                train(X, Y)
+
+
+class TestData:
+    def test_batch_size_of_another_optimizer(self):
+        model = private(linear(), dpsgd(batch_size=4))
+        with pytest.raises(
+            ValueError, match="batch_size=4.*calibrated.*got 5.*Leave it out"
+        ):
+            model.fit(X, Y, batch_size=5)
+        batches = data.PoissonBatches(X, Y, batch_size=5)
+        with pytest.raises(ValueError, match="Expected batch_size=4.*got 5"):
+            model.fit(batches)
+        model.fit(X, Y, batch_size=4, verbose=0)
+
+    def test_batch_size_beyond_the_data(self):
+        model = private(linear(), dpsgd(batch_size=EXAMPLES + 1))
+        with pytest.raises(
+            ValueError, match="batch_size <= 20.*got 21.*smaller batch"
+        ):
+            model.fit(X, Y)
+
+    def test_batch_size_beyond_what_the_split_leaves(self):
+        model = private(linear(), dpsgd(batch_size=16))
+        with pytest.raises(ValueError, match="batch_size <= 15.*got 16"):
+            model.fit(X, Y, validation_split=0.25)
+
+    def test_arrays_of_different_lengths(self):
+        model = private(linear(), dpsgd())
+        with pytest.raises(ValueError, match="same number of examples"):
+            model.fit(X, Y[:-1])
+
+    def test_no_targets(self):
+        model = private(linear(), dpsgd())
+        with pytest.raises(ValueError, match="Expected targets for the loss"):
+            model.fit(X)
+
+    @pytest.mark.parametrize("weights", [{"sample_weight": W}, {"y": None}])
+    def test_class_weight_with_other_weights_or_no_targets(self, weights):
+        model = private(linear(), dpsgd())
+        arguments = {"x": X, "y": Y, **weights}
+        with pytest.raises(ValueError, match="class_weight.*sample_weight"):
+            model.fit(**arguments, class_weight={0: 1.0, 1: 1.0, 2: 2.0})
+
+    def test_train_on_batch_with_both_weights(self):
+        model = private(linear(), dpsgd())
+        with pytest.raises(ValueError, match="class_weight or sample_weight"):
+            model.train_on_batch(X, Y, W, class_weight={0: 1, 1: 1, 2: 2})
+
+    def test_lengths_that_are_not_known(self):
+        sequences = keras.Sequential(
+            [
+                keras.Input((None, 2)),
+                layers.GlobalAveragePooling1D(),
+                layers.Dense(3),
+            ]
+        )
+        model = private(sequences, dpsgd())
+        dataset = tf.data.Dataset.from_generator(
+            lambda: iter([(np.zeros([4, 5, 2]), Y[:4])]),
+            output_signature=(
+                tf.TensorSpec([None, None, 2]),
+                tf.TensorSpec([None], tf.int64),
+            ),
+        )
+        with pytest.raises(
+            ValueError, match="shape is known.*Pad.*ensure_shape"
+        ):
+            model.fit(dataset)
+
+    def test_shapes_that_are_not_known(self):
+        model = private(linear(), dpsgd())
+        dataset = tf.data.Dataset.from_generator(
+            lambda: iter([(X[:4], Y[:4])]), output_types=(tf.float32, tf.int64)
+        )
+        with pytest.raises(ValueError, match="shape is known.*ensure_shape"):
+            model.fit(dataset)
+
+    def test_batches_that_are_neither_arrays_nor_a_dataset(self):
+        model = private(linear(), dpsgd())
+        with pytest.raises(ValueError, match="Expected x to be made of arrays"):
+            model.fit((X[:4], Y[:4]) for _ in range(3))
+
+    def test_split_declared_public(self):
+        model = private(linear(), dpsgd())
+        with pytest.raises(ValueError, match="split off is private"):
+            model.fit(
+                X, Y, validation_split=0.2, validation_data_is_public=True
+            )
+
+
+class TestDelta:
+    @pytest.mark.parametrize("delta", [0.0, 1.0, -1e-5, 2.0, float("nan")])
+    def test_outside_of_its_range(self, delta):
+        model = private(linear(), dpsgd())
+        model.train_on_batch(X[:4], Y[:4])
+        for method in (model.epsilon, model.privacy_statement):
+            with pytest.raises(ValueError, match=r"[Ee]xpected .*delta.*got"):
+                method(delta)
+
+    def test_not_below_one_in_n_is_warned_of(self):
+        model = private(linear(), dpsgd())
+        model.fit(X, Y, verbose=0)
+        warning = "is not below 1/n = 0.05"
+        assert warning in model.privacy_statement(delta=0.05)
+        assert warning not in model.privacy_statement(delta=0.049)

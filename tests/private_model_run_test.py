@@ -1,0 +1,141 @@
+"""Every step of a run is recorded, and callbacks work as for any model."""
+
+import keras
+import pytest
+
+from tests.private_model_test import (
+    X,
+    Y,
+    assert_same_weights,
+    dpsgd,
+    linear,
+    private,
+    twin,
+)
+
+layers = keras.layers
+
+
+class TestSteps:
+    @pytest.mark.parametrize("steps_per_execution", [1, 3, 64])
+    def test_ledger_holds_every_step(self, steps_per_execution):
+        model = private(
+            linear(), dpsgd(), steps_per_execution=steps_per_execution
+        )
+        model.fit(X, Y, epochs=2, verbose=0)
+        assert model.ledger.steps == 10
+        assert int(model.optimizer.iterations) == 10
+
+    def test_epoch_is_rounded_up(self):
+        model = private(linear(), dpsgd(batch_size=6))
+        model.fit(X, Y, verbose=0)
+        assert model.ledger.steps == 4
+
+    def test_initial_epoch_and_steps_per_epoch(self):
+        model = private(linear(), dpsgd())
+        model.fit(X, Y, initial_epoch=1, epochs=3, steps_per_epoch=4, verbose=0)
+        assert model.ledger.steps == int(model.optimizer.iterations) == 8
+
+    @pytest.mark.parametrize("steps_per_execution", [1, 3])
+    def test_limit_holds_inside_of_an_execution(self, steps_per_execution):
+        class Limit(keras.callbacks.Callback):
+            def on_train_begin(self, logs=None):
+                assert self.model.planned_steps == 15
+                self.model.limit_steps(7)
+
+        model = private(
+            linear(), dpsgd(), steps_per_execution=steps_per_execution
+        )
+        model.fit(X, Y, epochs=3, callbacks=[Limit()], verbose=0)
+        assert model.ledger.steps == int(model.optimizer.iterations) == 7
+        # The limit ends with the run.
+        model.fit(X, Y, verbose=0)
+        assert model.ledger.steps == int(model.optimizer.iterations) == 12
+
+    def test_steps_of_an_interrupted_run_count(self):
+        class Interrupt(keras.callbacks.Callback):
+            def on_train_batch_end(self, batch, logs=None):
+                if batch == 2:
+                    raise KeyboardInterrupt
+
+        model = private(linear(), dpsgd())
+        with pytest.raises(KeyboardInterrupt):
+            model.fit(X, Y, callbacks=[Interrupt()], verbose=0)
+        assert model.ledger.steps == int(model.optimizer.iterations) == 3
+        assert model.planned_steps is None
+        model.fit(X, Y, verbose=0)
+        assert model.ledger.steps == int(model.optimizer.iterations) == 8
+
+
+class TestCallbacks:
+    def test_log_rates_and_checkpoints(self, tmp_path):
+        model = private(linear(), dpsgd(), metrics=["accuracy"])
+        model.fit(
+            X,
+            Y,
+            epochs=2,
+            validation_data=(X, Y),
+            callbacks=[
+                keras.callbacks.LearningRateScheduler(lambda epoch: 0.5**epoch),
+                keras.callbacks.CSVLogger(tmp_path / "log.csv"),
+                keras.callbacks.ModelCheckpoint(tmp_path / "{epoch}.keras"),
+            ],
+            verbose=0,
+        )
+        with open(tmp_path / "log.csv") as log:
+            header, *rows = [line.strip().split(",") for line in log]
+        assert header == [
+            "epoch",
+            "accuracy",
+            "dropped",
+            "learning_rate",
+            "loss",
+            "val_accuracy",
+            "val_loss",
+        ]
+        assert [float(row[3]) for row in rows] == [1.0, 0.5]
+        for epoch, steps in ((1, 5), (2, 10)):
+            loaded = keras.models.load_model(tmp_path / f"{epoch}.keras")
+            assert loaded.ledger.steps == steps
+        assert_same_weights(loaded, model)
+
+    def test_one_callback_or_a_list_of_keras(self):
+        seen = []
+        callback = keras.callbacks.LambdaCallback(
+            on_epoch_end=lambda epoch, logs: seen.append(logs["loss"])
+        )
+        model = private(linear(), dpsgd())
+        model.fit(X, Y, callbacks=callback, verbose=0)
+        listed = keras.callbacks.CallbackList(
+            [callback], add_history=True, model=model
+        )
+        model.fit(X, Y, callbacks=listed, verbose=0)
+        model.fit(X, Y, callbacks=listed, verbose=0)
+        assert len(seen) == 3
+        assert model.ledger.steps == 15
+
+    def test_callback_list_counts_each_epoch_once(self):
+        model = private(linear(), dpsgd())
+        listed = keras.callbacks.CallbackList([], add_history=True, model=model)
+        for _ in range(3):
+            model.fit(X, Y, callbacks=listed, verbose=0)
+        assert sum(entry.epochs for entry in model.ledger.entries) == 3
+
+    def test_resumes_after_a_crash(self, tmp_path):
+        class Crash(keras.callbacks.Callback):
+            def on_epoch_begin(self, epoch, logs=None):
+                if epoch == 2:
+                    raise RuntimeError("crash")
+
+        def fit(model, *callbacks):
+            backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
+            model.fit(X, Y, epochs=4, callbacks=[backup, *callbacks], verbose=0)
+
+        plain = linear()
+        model = private(plain, dpsgd(keras.optimizers.SGD(0.1, 0.9)))
+        with pytest.raises(RuntimeError, match="crash"):
+            fit(model, Crash())
+        again = private(twin(plain), dpsgd(keras.optimizers.SGD(0.1, 0.9)))
+        fit(again)
+        # Two epochs of each: what the first one spent is not forgotten.
+        assert again.ledger.steps == int(again.optimizer.iterations) == 20
