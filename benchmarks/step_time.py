@@ -12,8 +12,7 @@ import time
 import keras
 import numpy as np
 import tensorflow as tf
-from absl import app
-from absl import flags
+from absl import app, flags
 
 import tf_dpsub
 

@@ -6,10 +6,7 @@ import keras
 import tensorflow as tf
 
 from launchers import train_config
-from tf_dpsub import accounting
-from tf_dpsub import data
-from tf_dpsub import models
-from tf_dpsub import optimizers
+from tf_dpsub import accounting, data, models, optimizers
 
 _PRIVATE_OPTIMIZERS = {
     name: getattr(optimizers, name)

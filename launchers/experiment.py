@@ -12,13 +12,13 @@ import keras
 import tensorflow as tf
 
 import tf_dpsub
-from launchers import config_objects
-from launchers import progress_figure
-from launchers import run_directory
-from launchers import run_recorder
-from tf_dpsub import accounting
-from tf_dpsub import callbacks
-from tf_dpsub import data
+from launchers import (
+    config_objects,
+    progress_figure,
+    run_directory,
+    run_recorder,
+)
+from tf_dpsub import accounting, callbacks, data
 
 
 def train(config, workdir, resume=False):
@@ -95,7 +95,6 @@ class _Run:
             batch_size=config.batch_size,
             seed=config.fixed_noise_seed,
         )
-        optimizer = config_objects.private_optimizer(config, self._batches)
         self._recorder = run_recorder.RunRecorder(directory)
         with config_objects.strategy(config).scope():
             self._model = tf_dpsub.make_private(
@@ -103,7 +102,7 @@ class _Run:
                 ledger_path=directory.path / "ledger.json",
             )
             self._model.compile(
-                optimizer,
+                config_objects.private_optimizer(config, self._batches),
                 loss=keras.losses.SparseCategoricalCrossentropy(
                     from_logits=True
                 ),
@@ -133,25 +132,34 @@ class _Run:
     def _last_epoch(self):
         """The epoch up to which the budget lasts.
 
-        A run from its beginning is not cut short, but refused.
+        A run that was interrupted ends sooner, by what was spent in vain; a
+        new one is refused.
         """
-        done, planned = self._recorder.epochs, self._config.epochs
-        if self._config.epsilon is None or self._model.ledger.steps == 0:
-            return planned
-        steps = self._model.ledger.steps_within(
+        config, ledger = self._config, self._model.ledger
+        if config.epsilon is None:
+            return config.epochs
+        steps = ledger.steps_within(
             self._entry(),
-            epsilon=self._config.epsilon,
-            delta=self._config.delta,
-            accountant=self._config.accountant,
+            epsilon=config.epsilon,
+            delta=config.delta,
+            accountant=config.accountant,
         )
-        last = min(planned, done + steps // self._batches.steps_per_epoch)
+        fitting = steps // self._batches.steps_per_epoch
+        last = min(config.epochs, self._recorder.epochs + fitting)
+        if ledger.steps == 0 and last < config.epochs:
+            raise ValueError(
+                f"Expected a run that keeps the budget ε = {config.epsilon:g}, "
+                f"got {config.epochs} epochs with noise multiplier "
+                f"{config.noise_multiplier:g}: {fitting} epochs ({steps} "
+                "steps) fit. Train for fewer epochs, with more noise, or give "
+                "epsilon alone: the noise is then calibrated."
+            )
         if last == 0:
             raise ValueError(
-                f"Expected a budget that lasts for an epoch, ε = "
-                f"{self._config.epsilon:g}, got none left: the run in "
-                f"{self._directory.path} was interrupted before its first "
-                "checkpoint, and what had begun counts as spent. Start "
-                "another one, in another workdir."
+                f"Expected a budget ε = {config.epsilon:g} that lasts for an "
+                f"epoch, got too little: the run in {self._directory.path} "
+                "was interrupted before its first checkpoint, and what had "
+                "begun counts as spent. Start another one, in another workdir."
             )
         return last
 

@@ -3,8 +3,7 @@
 import math
 
 import matplotlib
-from matplotlib import figure
-from matplotlib import ticker
+from matplotlib import figure, ticker
 
 _INK, _GREY, _FAINT = "#222222", "#6b7280", "#e5e7eb"
 _TEST, _TRAINING, _EPSILON = "#1f5fa8", "#e0812b", "#7b3fa0"

@@ -15,13 +15,10 @@ import re
 import sys
 import warnings
 
-from absl import app
-from absl import flags
-from absl import logging
+from absl import app, flags, logging
 from ml_collections import config_flags
 
-from launchers import native_logs
-from launchers import train_config
+from launchers import native_logs, train_config
 
 _CONFIG = config_flags.DEFINE_config_file(
     "config", None, "File of the config, such as configs/digits_dpsgd.py."

@@ -7,22 +7,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras import tree
-from keras.src import backend
-from keras.src.trainers.data_adapters import array_slicing
-from keras.src.trainers.data_adapters import data_adapter_utils
+from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
 
-from tf_dpsub import accounting
-from tf_dpsub import gradients
+from tf_dpsub import accounting, model_checks, private_step
 from tf_dpsub.callbacks import private_selection
-from tf_dpsub.data import poisson_batches
-from tf_dpsub.gradients import operator
-from tf_dpsub.gradients import selection
+from tf_dpsub.data import given_batches, poisson_batches
 from tf_dpsub.optimizers.private_optimizer import PrivateOptimizer
-from tf_dpsub.per_example_loss import PerExampleLoss
-
-# float16 losses are multiplied by this constant, which is public: gradients
-# would underflow. Rows are divided by it in float32, before their norms.
-_FLOAT16_LOSS_SCALE = 1024.0
 
 # Examples at a time: on a CPU, larger microbatches leave the caches.
 _CPU_MICROBATCH = 64
@@ -118,7 +108,12 @@ class PrivateModel(keras.Model):
     """
 
     def __init__(self, model, ledger_path=None, name=None):
-        _check_model(model)
+        if isinstance(model, PrivateModel):
+            raise ValueError(
+                f"Expected a plain model, got '{model.name}', which is private "
+                "already. Compile it, or wrap `model.model` again."
+            )
+        model_checks.check_model(model)
         with model.distribute_strategy.scope():
             super().__init__(
                 name=name or f"private_{model.name}",
@@ -212,12 +207,12 @@ class PrivateModel(keras.Model):
                 "follows overflows in the data is not private. float16 losses "
                 "are scaled by a constant."
             )
-        _check_layers(self.model)
+        model_checks.check_layers(self.model)
         # Sums over the batch need full float32 precision.
         tf.config.experimental.enable_tensor_float_32_execution(False)
         super().compile(optimizer, loss, *args, auto_scale_loss=False, **kwargs)
         self._tallies = _Tallies()
-        self._implementation = None
+        self._step = None
 
     def compile_from_config(self, config):
         self.compile(**keras.saving.deserialize_keras_object(config))
@@ -306,12 +301,12 @@ class PrivateModel(keras.Model):
         poisson = self._poisson_batches(x, y, sample_weight)
         if poisson is None:
             dataset = self._dataset_of_batches(x)
-            known_steps = steps_per_epoch or _cardinality(dataset)
+            known_steps = steps_per_epoch or given_batches.cardinality(dataset)
         else:
             steps_per_epoch = steps_per_epoch or poisson.steps_per_epoch
             known_steps = steps_per_epoch
             dataset = self._distributed(poisson)
-        self._prepare_training(_element_spec(dataset))
+        self._prepare_training(given_batches.element_spec(dataset))
         self._run = _Run(
             entry=self._ledger_entry(
                 poisson,
@@ -368,8 +363,12 @@ class PrivateModel(keras.Model):
                 y, class_weight
             )
         data = self._preprocess((x, y, sample_weight))
-        batch = _padded(_named(*data), self._microbatch_size)
-        self._prepare_training(tree.map_structure(tf.type_spec_from_value, batch))
+        batch = given_batches.padded(
+            given_batches.named(*data), self._microbatch_size
+        )
+        self._prepare_training(
+            tree.map_structure(tf.type_spec_from_value, batch)
+        )
         self.make_train_function()
         self.reset_metrics()
         self._run = _Run(self._ledger_entry(None), 1, 1)
@@ -470,11 +469,12 @@ class PrivateModel(keras.Model):
         dataset = self._preprocess(dataset)
         multiple = self._microbatch_size
         tree.map_structure(
-            lambda s: _microbatch_spec(s, multiple), dataset.element_spec
+            lambda s: given_batches.microbatch_spec(s, multiple),
+            dataset.element_spec,
         )
         return dataset.map(
-            lambda *data: _padded(
-                _named(
+            lambda *data: given_batches.padded(
+                given_batches.named(
                     *keras.utils.unpack_x_y_sample_weight(
                         data[0] if len(data) == 1 else data
                     )
@@ -505,7 +505,7 @@ class PrivateModel(keras.Model):
             sampler="batches" if poisson is None else "poisson",
             fixed_seed=optimizer.seed is not None
             or (poisson is not None and poisson.seed is not None),
-            notes=_public_assumptions(self.model),
+            notes=model_checks.public_assumptions(self.model),
             **stated,
         )
 
@@ -532,7 +532,7 @@ class PrivateModel(keras.Model):
 
     @property
     def planned_steps(self):
-        """Steps that the run of `fit` in progress will make, None if unknown."""
+        """Steps of the run of `fit` in progress, None if not known."""
         return None if self._run is None else self._run.steps
 
     def steps_within(self, epsilon, delta, accountant="rdp"):
@@ -557,74 +557,19 @@ class PrivateModel(keras.Model):
     # One step.
 
     def _prepare_training(self, spec):
-        """Builds all state, and chooses how gradients are computed, once."""
-        optimizer = self.optimizer
+        """Builds all state, and the step, once for batches of one kind."""
         with self.distribute_strategy.scope():
-            optimizer.build(self.trainable_variables)
-        spec = tree.map_structure(
-            lambda s: _microbatch_spec(s, self._microbatch_size), spec
-        )
-        if self._implementation is not None and self._spec == spec:
-            return
-        if self._compile_loss is None:
-            self._per_example_loss = None
-        else:
-            self._per_example_loss = PerExampleLoss(self._compile_loss)
-        with self.distribute_strategy.scope():
-            self._build_losses_and_metrics(spec)
-        self._changed_states = selection.changed_states(
-            self._loss_fn(), spec, self.model.non_trainable_variables
-        )
-        self._implementation = selection.select_implementation(
-            self._loss_fn(),
-            spec,
-            self.trainable_variables,
-            requested=optimizer.per_example,
-            states=self._changed_states,
-            compute_dtype=self.model.compute_dtype,
-            name=self.model.name,
-        )
-        self._spec = spec
-        self._sums_function = tf.function(
-            self._sums, autograph=False, jit_compile=self.jit_compile
-        )
-
-    def _build_losses_and_metrics(self, spec):
-        """Creates variables of losses and metrics outside of any step."""
-        forward = tf.function(
-            lambda x: self.call(x, training=True), autograph=False
-        )
-        outputs = forward.get_concrete_function(spec["x"]).structured_outputs
-        y, y_pred = tree.map_structure(_keras_spec, (spec.get("y"), outputs))
-        if self._per_example_loss is not None:
-            if y is None:
-                raise ValueError(
-                    "Expected targets for the loss, got data without y. Pass "
-                    "`y`, or a dataset of `(x, y)`."
-                )
-            self._per_example_loss.build(y, y_pred)
-        if self._compile_metrics is not None:
-            backend.compute_output_spec(
-                self._compile_metrics.update_state, y, y_pred
+            self.optimizer.build(self.trainable_variables)
+            spec = tree.map_structure(
+                lambda s: given_batches.microbatch_spec(
+                    s, self._microbatch_size
+                ),
+                spec,
             )
-
-    def _loss_fn(self, loss_scale=1.0):
-        """The loss of each example of a batch, 0 where a row only pads it."""
-
-        def loss_fn(batch):
-            real = batch["real"]
-            y_pred = self.call(batch["x"], training=True)
-            losses, outputs = tf.zeros_like(real), []
-            if self._per_example_loss is not None:
-                losses, outputs = self._per_example_loss(
-                    batch["y"], y_pred, batch.get("w")
+            if self._step is None or self._step.spec != spec:
+                self._step = private_step.PrivateStep(
+                    self, spec, self._tallies.dropped
                 )
-            losses = tf.add_n([losses, *_added_losses(self.model, real.shape)])
-            losses = tf.where(real > 0, losses, 0.0)
-            aux = {"y_pred": y_pred, "losses": losses, "outputs": outputs}
-            return losses * loss_scale, aux
-
-        return loss_fn
 
     def make_train_function(self, force=False):
         if self.train_function is not None and not force:
@@ -673,7 +618,7 @@ class PrivateModel(keras.Model):
 
     def train_step(self, data):
         self.optimizer.prepare(self)
-        sums = self._sums_function(data)
+        sums = self._step(data)
         self.optimizer.release(sums, self._regularization_gradients())
         logs = self.get_metrics_result()
         logs["dropped"] = self._tallies.dropped.result()
@@ -682,78 +627,6 @@ class PrivateModel(keras.Model):
     def reset_metrics(self):
         super().reset_metrics()
         self._tallies.dropped.reset_state()
-
-    def _sums(self, batch):
-        """Clipped sums over a batch, one microbatch after another.
-
-        The number of microbatches follows the number of real rows, which come
-        first: neither padding nor the capacity of a batch costs time.
-        """
-        size = self._microbatch_size
-        parts = tree.map_structure(
-            lambda t: tf.reshape(t, [-1, size, *t.shape[1:]]), batch
-        )  # [passes, microbatch, ...]
-        if parts["real"].shape[0] == 1:
-            return self._microbatch_sums(tree.map_structure(lambda t: t[0], parts))
-        drawn = tf.cast(tf.reduce_sum(batch["real"]), tf.int32)
-        passes = tf.maximum(1, -(-drawn // size))
-        states = [v.value for v in self._changed_states]
-
-        def body(i, sums, kept):
-            part = tree.map_structure(lambda t: t[i], parts)
-            sums = [a + b for a, b in zip(sums, self._microbatch_sums(part))]
-            kept = [tf.where(i == 0, v, k) for v, k in zip(states, kept)]
-            return i + 1, sums, kept
-
-        _, sums, kept = tf.while_loop(
-            lambda i, sums, kept: i < passes,
-            body,
-            [
-                tf.constant(0),
-                [tf.zeros(shape) for shape in self.optimizer.sum_shapes()],
-                [tf.identity(v) for v in states],
-            ],
-        )
-        # How far states advanced tells how many examples were drawn: they are
-        # set to what they were after the first pass, which is public.
-        for variable, value in zip(states, kept):
-            variable.assign(_next_seed(value) if _is_seed(value) else value)
-        return sums
-
-    def _microbatch_sums(self, part):
-        is_float16 = self.model.compute_dtype == "float16"
-        loss_scale = _FLOAT16_LOSS_SCALE if is_float16 else 1.0
-        rows, aux = gradients.per_example_gradients(
-            self._loss_fn(loss_scale),
-            part,
-            self.trainable_variables,
-            self._implementation,
-            loss_scale,
-        )
-        sums = self.optimizer.clipped_sums(rows, part["real"])
-        self._update_metrics(part, aux, rows.valid)
-        return sums
-
-    def _update_metrics(self, batch, aux, valid):
-        """Updates private metrics with the examples that contributed."""
-        real = batch["real"]
-        counted = tf.where(valid, real, 0.0)
-        self._tallies.dropped.update_state(tf.reduce_sum(real - counted))
-        # What is not finite would stay so with weight 0.
-        aux = tree.map_structure(lambda t: _masked(valid, t), aux)
-        self._loss_tracker.update_state(aux["losses"], sample_weight=counted)
-        if self._compile_loss is not None:
-            trackers = self._compile_loss.metrics
-            for tracker, values in zip(trackers, aux["outputs"]):
-                tracker.update_state(values, sample_weight=counted)
-        if self._compile_metrics is not None:
-            _update_compiled_metrics(
-                self._compile_metrics,
-                batch.get("y"),
-                aux["y_pred"],
-                batch.get("w"),
-                counted,
-            )
 
     def _regularization_gradients(self):
         variables = self.trainable_variables
@@ -766,7 +639,7 @@ class PrivateModel(keras.Model):
 
     def _maybe_symbolic_build(self, iterator=None, data_batch=None):
         # Training has built everything by then, without drawing a batch.
-        if self._implementation is None:
+        if self._step is None:
             super()._maybe_symbolic_build(iterator, data_batch)
 
     # Saving.
@@ -819,186 +692,3 @@ def _with_epoch_counter(callbacks):
         counter.set_model(callbacks.model)
         callbacks.callbacks.insert(0, counter)
     return callbacks
-
-
-def _check_model(model):
-    if not isinstance(model, keras.Model):
-        raise ValueError(
-            f"Expected a keras.Model, got {type(model).__name__}."
-        )
-    if isinstance(model, PrivateModel):
-        raise ValueError(
-            f"Expected a plain model, got '{model.name}', which is private "
-            "already. Compile it, or wrap `model.model` again."
-        )
-    if not model.built:
-        raise ValueError(
-            f"Expected a built model, got '{model.name}', whose weights do not "
-            "exist yet. Give it a `keras.Input`, or call it once on a batch."
-        )
-    for method in ("train_step", "compute_loss"):
-        if getattr(type(model), method) is not getattr(keras.Model, method):
-            raise ValueError(
-                f"Expected a model with Keras's own {method}, got "
-                f"'{model.name}', whose {type(model).__name__} overrides it: "
-                "what it does would not happen in private training. Pass the "
-                "loss to `compile` instead."
-            )
-    _check_layers(model)
-
-
-def _check_layers(model):
-    if not model.trainable_variables:
-        raise ValueError(
-            f"Expected a model with trainable weights, got '{model.name}', "
-            "which has none. Set `trainable = True` on the layers to train."
-        )
-    for layer in model._flatten_layers():
-        if (
-            isinstance(layer, keras.layers.BatchNormalization)
-            and layer.trainable
-        ):
-            raise ValueError(
-                f"Expected layers that treat examples alike, alone or in a "
-                f"batch, got BatchNormalization '{layer.name}', which mixes "
-                "them and stores their statistics. Use GroupNormalization or "
-                "LayerNormalization, or freeze it: `layer.trainable = False`."
-            )
-
-
-def _public_assumptions(model):
-    """What the statement has to take as public."""
-    adapted = (
-        keras.layers.Normalization,
-        keras.layers.TextVectorization,
-        keras.layers.StringLookup,
-        keras.layers.IntegerLookup,
-        keras.layers.Discretization,
-    )
-    return tuple(
-        f"the adapted state of {type(layer).__name__} '{layer.name}'"
-        for layer in model._flatten_layers()
-        if isinstance(layer, adapted)
-    )
-
-
-def _added_losses(model, shape):
-    """Losses of `add_loss` for each example."""
-    losses = []
-    for layer in model._flatten_layers():
-        for loss in layer._get_own_losses():
-            if loss.shape != shape:
-                raise ValueError(
-                    f"Expected losses of shape [batch] from add_loss, got "
-                    f"shape {loss.shape} from {type(layer).__name__} "
-                    f"'{layer.name}': a loss of the whole batch mixes its "
-                    "examples. Add one value for each example; for activity "
-                    "regularizers, use `kernel_regularizer`."
-                )
-            losses.append(tf.cast(loss, tf.float32))
-    return losses
-
-
-def _named(x, y=None, sample_weight=None):
-    parts = {"x": x, "y": y, "w": sample_weight}
-    return {name: part for name, part in parts.items() if part is not None}
-
-
-def _padded(batch, multiple):
-    """Adds `real`, and rows of zeros up to a multiple of a microbatch."""
-    batch = tree.map_structure(tf.convert_to_tensor, batch)
-    if "w" in batch:
-        batch["w"] = tree.map_structure(
-            lambda w: tf.cast(w, tf.float32), batch["w"]
-        )
-    rows = tf.shape(tree.flatten(batch["x"])[0])[0]
-    batch["real"] = tf.ones([rows])
-    missing = tf.maximum(multiple, -(-rows // multiple) * multiple) - rows
-
-    def pad(t):
-        shape = tf.concat([[missing], tf.shape(t)[1:]], 0)
-        empty = tf.fill(shape, "") if t.dtype == tf.string else tf.zeros(shape, t.dtype)
-        padded = tf.concat([t, empty], 0)
-        padded.set_shape([None, *t.shape[1:]])
-        return padded
-
-    return tree.map_structure(pad, batch)
-
-
-def _cardinality(dataset):
-    """Number of batches of a dataset, or None."""
-    cardinality = int(dataset.cardinality())
-    return cardinality if cardinality >= 0 else None
-
-
-def _element_spec(dataset):
-    """Specs of a batch on one replica."""
-    return tree.map_structure(
-        lambda s: getattr(s, "_value_specs", [s])[0], dataset.element_spec
-    )
-
-
-def _microbatch_spec(spec, size):
-    if spec.shape.rank is None or None in spec.shape[1:]:
-        raise ValueError(
-            "Expected batches whose shape is known but for the batch axis, got "
-            f"{spec.shape}. Pad to one length, or set the shape in the dataset "
-            "with `tf.ensure_shape`."
-        )
-    return tf.TensorSpec([size, *spec.shape[1:]], spec.dtype)
-
-
-def _keras_spec(tensor):
-    if tensor is None:
-        return None
-    return keras.KerasTensor(
-        tensor.shape, keras.backend.standardize_dtype(tensor.dtype)
-    )
-
-
-def _masked(valid, tensor):
-    """`tensor` with zeros where an example is not valid, its mask kept."""
-    if not tensor.dtype.is_floating:
-        return tensor
-    masked = operator.mask_rows(valid, tensor)
-    mask = backend.get_keras_mask(tensor)
-    if mask is not None:
-        backend.set_keras_mask(masked, mask)
-    return masked
-
-
-def _update_compiled_metrics(metrics, y, y_pred, weight, counted):
-    """As `CompileMetrics.update_state`, for the examples that count."""
-    targets, predictions = metrics._flatten_y(y), metrics._flatten_y(y_pred)
-    weights = [None] if weight is None else metrics._flatten_y(weight)
-    if len(weights) < len(targets):
-        weights = [weights[0]] * len(targets)
-    for unweighted, weighted, target, prediction, own in zip(
-        metrics._flat_metrics,
-        metrics._flat_weighted_metrics,
-        targets,
-        predictions,
-        weights,
-    ):
-        # Keras wants weights of masked sequences as [batch, 1].
-        masked = backend.get_keras_mask(prediction) is not None
-        real = counted[:, None] if masked else counted
-        if unweighted:
-            unweighted.update_state(target, prediction, real)
-        if weighted and own is None:
-            weighted.update_state(target, prediction, real)
-        elif weighted:
-            own = own[:, None] if masked and own.shape.rank == 1 else own
-            own = operator.scale_rows(counted, own)
-            weighted.update_state(target, prediction, own)
-
-
-def _is_seed(value):
-    return value.dtype == tf.uint32 and value.shape == [2]
-
-
-def _next_seed(seed):
-    """A seed that does not tell, and does not repeat, how `seed` advanced."""
-    return tf.random.stateless_uniform(
-        [2], tf.cast(seed, tf.int64), None, None, tf.uint32
-    )

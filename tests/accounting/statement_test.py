@@ -40,8 +40,8 @@ def test_poisson_run():
     text = stated((POISSON, 6000, 15), model_name="cnn")
     for part in (
         "Privacy statement of 'cnn'",
-        "(ε = 0.7243, δ = 1e-05)-differentially private, with Poisson sampling, "
-        "by RDP accounting.",
+        "(ε = 0.7243, δ = 1e-05)-differentially private, with Poisson "
+        "sampling, by RDP accounting.",
         "ε RDP PLD with Poisson sampling 0.7243 0.6402 "
         "without amplification by sampling 2065 2029",
         "DPSGD: 6000 steps with noise multiplier σ = 1.3, clipping norm C = "

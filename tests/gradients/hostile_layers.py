@@ -73,7 +73,12 @@ class Case:
             loss_fn,
             (x, y),
             layer.trainable_variables + head.trainable_variables,
-            states=(*layer.variables, *layer.meter.variables, layer.hidden),
+            states=(
+                *layer.variables,
+                *layer.meter.variables,
+                layer.hidden,
+                layer.generator.state,
+            ),
             positional=self.positional,
         )
 
@@ -102,11 +107,13 @@ class HostileLayer(keras.layers.Layer):
             shape=(SIZE,), initializer="ones", trainable=False
         )
         self.normalization.build((SIZE, SIZE))
-        # Keras does not track a bare tf.Variable.
+        # Keras does not track a bare tf.Variable, nor a generator.
         self.hidden = tf.Variable(tf.ones(SIZE), trainable=False)
+        self.generator = tf.random.Generator.from_seed(1)
         self.table = tf.lookup.experimental.MutableHashTable(
             tf.int64, tf.float32, 0.0
         )
+        self.queue = tf.queue.FIFOQueue(100, tf.float32)
 
     @property
     def kernel(self):
@@ -374,6 +381,12 @@ def nested_function(layer, x):
 
 
 @hostile(EITHER)
+def nested_functions(layer, x):
+    inner = tf.function(lambda z: tf.tanh(z @ layer.kernel))
+    return tf.function(lambda z: inner(inner(z)))(x)
+
+
+@hostile(EITHER)
 def branch_on_kernel(layer, x):
     return tf.cond(
         tf.reduce_sum(layer.kernel) > -1e9,
@@ -473,6 +486,12 @@ def dropout_shared_by_batch(layer, x):
 
 
 @hostile(EITHER, positional=True)
+def dropout_by_generator(layer, x):
+    kept = layer.generator.uniform(x.shape) < 0.5
+    return tf.where(kept, x @ layer.kernel, 0.0)
+
+
+@hostile(EITHER, positional=True)
 def scaled_by_place(layer, x):
     place = tf.range(1.0, _batch(x) + 1.0)
     return (x @ layer.kernel) * place[:, None]
@@ -509,6 +528,20 @@ def selected_for_each_entry(layer, x):
 def diagonal_of_gram(layer, x):
     h = x @ layer.kernel
     return h * tf.linalg.diag_part(h @ tf.transpose(h))[:, None]
+
+
+@hostile(EITHER, positional=True)
+def diagonal_of_features(layer, x):
+    """The feature taken is that of the example's place in the batch."""
+    square = tf.pad(x, [[0, SIZE - _batch(x)], [0, 0]])
+    diagonal = tf.einsum("bb->b", square)[: _batch(x)]
+    return diagonal[:, None] * (x @ layer.kernel)
+
+
+@hostile(EITHER)
+def assertion_on_batch(layer, x):
+    tf.debugging.assert_less(tf.reduce_max(x), 1e9)
+    return x @ layer.kernel
 
 
 @hostile(EITHER)
@@ -665,6 +698,29 @@ def softmax_of_merged_axes(layer, x):
 
 
 @hostile(MIXES)
+def mean_without_keepdims(layer, x):
+    """Each feature loses the mean of the example of the same number."""
+    h = x @ layer.kernel
+    return h - tf.reduce_mean(h, 1)
+
+
+@hostile(MIXES)
+def mask_without_keepdims(layer, x):
+    h = x @ layer.kernel
+    return tf.where(x[:, 0] > 0.0, h, 0.0)
+
+
+@hostile(MIXES)
+def batch_taken_for_bias(layer, x):
+    return tf.nn.bias_add(x @ layer.kernel, x[:, 0])
+
+
+@hostile(MIXES)
+def kernel_scaled_by_examples(layer, x):
+    return x @ (layer.kernel * x[:, :1])
+
+
+@hostile(MIXES)
 def batch_unit_norm(layer, x):
     return tf.math.l2_normalize(x @ layer.kernel, 0)
 
@@ -801,6 +857,17 @@ def einsum_swaps_time_and_batch(layer, x):
     return tf.einsum("tbi,ij->bj", x, layer.kernel)
 
 
+@hostile(MIXES, inputs="sequences")
+def batch_taken_for_matrix(layer, x):
+    return tf.reduce_mean((x @ layer.kernel) @ x[:, 0], 1)
+
+
+@hostile(MIXES)
+def batch_taken_for_filter(layer, x):
+    signal = (x @ layer.kernel)[:, :, None]
+    return tf.nn.conv1d(signal, x[:, :1, None], 1, "SAME")[:, :, 0]
+
+
 @hostile(MIXES)
 def pairwise_distances(layer, x):
     h = x @ layer.kernel
@@ -820,6 +887,22 @@ def batch_taken_for_time(layer, x):
 
 
 @hostile(MIXES, inputs="sequences")
+def example_taken_for_batch(layer, x):
+    return x[0] @ layer.kernel
+
+
+@hostile(MIXES, inputs="ids")
+def one_hot_on_leading_axis(layer, x):
+    return tf.one_hot(x[:, 0], SIZE, axis=0) @ layer.kernel
+
+
+@hostile(MIXES)
+def stacked_on_leading_axis(layer, x):
+    h = tf.stack([x * k for k in range(SIZE)])  # [6, batch, 6]
+    return tf.reduce_mean(tf.tanh(h @ layer.kernel), 1)
+
+
+@hostile(MIXES, inputs="sequences")
 def reshape_for_transpose(layer, x):
     h = tf.reshape(x[:, :3], [3, -1, SIZE])  # a transpose was meant
     return tf.reduce_mean(tf.tanh(h @ layer.kernel), 0)
@@ -836,6 +919,12 @@ def ghost_batches(layer, x):
 def batch_split_and_transposed(layer, x):
     h = tf.reshape(x @ layer.kernel, [2, _batch(x) // 2, SIZE])
     return tf.reshape(tf.transpose(h, [1, 0, 2]), x.shape)
+
+
+@hostile(MIXES)
+def batch_split_onto_features(layer, x):
+    h = tf.concat(tf.split(x @ layer.kernel, 2), 1)
+    return tf.reshape(h, x.shape)
 
 
 @hostile(MIXES)
@@ -980,6 +1069,13 @@ def function_that_mixes(layer, x):
     return centred(x @ layer.kernel)
 
 
+@hostile(MIXES)
+def function_reused_on_transpose(layer, x):
+    """The same function is called twice: over features, then over examples."""
+    centred = tf.function(lambda z: z - tf.reduce_mean(z, 1, keepdims=True))
+    return centred(x @ layer.kernel) + tf.transpose(centred(tf.transpose(x)))
+
+
 @hostile(MIXES, inputs="ids")
 def segments_by_ids(layer, x):
     h = tf.gather(layer.kernel, x[:, 0])
@@ -1068,6 +1164,29 @@ def gradient_weighted_by_batch(layer, x):
     return weigh(x @ layer.kernel)
 
 
+@hostile(MIXES)
+def gradient_centred_in_function(layer, x):
+    @tf.custom_gradient
+    def centre(z):
+        return tf.identity(z), lambda d: d - tf.reduce_mean(d, 0)
+
+    return tf.function(centre)(x @ layer.kernel)
+
+
+@hostile(MIXES)
+def gradient_crosses_outputs(layer, x):
+    """Each output passes the gradient of the other one, reversed."""
+
+    @tf.custom_gradient
+    def cross(a, b):
+        def gradient(da, db):
+            return db[::-1], da[::-1]
+
+        return (tf.identity(a), tf.identity(b)), gradient
+
+    return tf.add_n(cross(x @ layer.kernel, tf.tanh(x @ layer.kernel)))
+
+
 # Reductions of the losses that mix the examples.
 
 
@@ -1101,6 +1220,12 @@ def losses_of_hard_examples(layer, losses, x, y):
 def losses_balanced_by_class(layer, losses, x, y):
     counts = tf.reduce_sum(tf.one_hot(y, CLASSES), 0)
     return losses / tf.gather(counts, y)
+
+
+@hostile(MIXES, on_losses=True)
+def losses_over_batch_axis(layer, losses, x, y):
+    logits = tf.transpose(x @ layer.kernel)
+    return losses + model_zoo.cross_entropy(tf.zeros([SIZE], tf.int32), logits)
 
 
 @hostile(MIXES, on_losses=True)
@@ -1162,6 +1287,14 @@ def state_is_the_kernel(layer, x):
 @hostile(STATE)
 def state_of_metric(layer, x):
     layer.meter.update_state(tf.reduce_mean(x))
+    return x @ layer.kernel
+
+
+@hostile(STATE)
+def state_moved_by_optimizer(layer, x):
+    tf.raw_ops.ResourceApplyGradientDescent(
+        var=layer.hidden.handle, alpha=0.1, delta=tf.reduce_mean(x, 0)
+    )
     return x @ layer.kernel
 
 
@@ -1269,4 +1402,16 @@ def state_averages_losses(layer, losses, x, y):
 def state_in_hash_table(layer, x):
     keys = tf.range(_batch(x), dtype=tf.int64)
     layer.table.insert(keys, tf.reduce_sum(x, 1))
+    return x @ layer.kernel
+
+
+@hostile(RAISES)
+def state_of_generator_skipped(layer, x):
+    layer.generator.skip(tf.cast(tf.reduce_max(x), tf.int64))
+    return x @ layer.kernel
+
+
+@hostile(RAISES)
+def state_in_queue(layer, x):
+    layer.queue.enqueue(tf.reduce_mean(x))
     return x @ layer.kernel

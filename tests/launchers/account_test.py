@@ -60,22 +60,19 @@ class TestSolve:
 
     def test_noise_multiplier(self):
         result = account.solve(
-            epsilon=4.0, delta=1e-5, sampling_rate=0.1, steps=20
+            epsilon=4.0, delta=1e-5, sampling_rate=1.0, steps=5
         )
         assert result["solved_for"] == "noise_multiplier"
-        for name, rate in (
-            ("poisson_sampling", 0.1),
-            ("without_amplification", 1),
-        ):
-            for by, noise_multiplier in result[name].items():
-                spent = accounting.epsilon(
-                    noise_multiplier=noise_multiplier,
-                    sampling_rate=rate,
-                    steps=20,
-                    delta=1e-5,
-                    accountant=by,
-                )
-                assert 4 * (1 - 1e-4) < spent <= 4
+        assert result["poisson_sampling"] == result["without_amplification"]
+        for by, noise_multiplier in result["poisson_sampling"].items():
+            spent = accounting.epsilon(
+                noise_multiplier=noise_multiplier,
+                sampling_rate=1,
+                steps=5,
+                delta=1e-5,
+                accountant=by,
+            )
+            assert 4 * (1 - 1e-4) < spent <= 4
 
     def test_steps(self):
         result = account.solve(

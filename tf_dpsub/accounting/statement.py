@@ -106,7 +106,7 @@ def round_up(value, digits=4):
         A str, as `"0.7243"`, `"inf"`.
     """
     context = decimal.Context(prec=digits, rounding=decimal.ROUND_CEILING)
-    return f"{float(context.create_decimal_from_float(value)):.{digits}g}"
+    return f"{float(context.create_decimal(repr(float(value)))):.{digits}g}"
 
 
 def _claim(entries, epsilon, delta, accountant):

@@ -4,7 +4,7 @@ import keras
 
 _CURE = (
     "Declare the validation data public with "
-    "`fit(..., validation_data_is_public=True)`, monitor a `val_` metric of it, "
+    "`fit(..., validation_data_is_public=True)` and monitor a `val_` metric, "
     "or pass `allow_private_selection=True`: the statement then says that "
     "epsilon does not cover the selection."
 )

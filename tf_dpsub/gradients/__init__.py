@@ -2,13 +2,14 @@
 
 import tensorflow as tf
 
-from tf_dpsub.gradients.graph import GraphGradients
-from tf_dpsub.gradients.graph import MixesExamples
-from tf_dpsub.gradients.graph import Unproven
-from tf_dpsub.gradients.graph import UpdatesState
+from tf_dpsub.gradients.graph import (
+    GraphGradients,
+    MixesExamples,
+    Unproven,
+    UpdatesState,
+)
 from tf_dpsub.gradients.operator import PerExampleGradients
-from tf_dpsub.gradients.vectorized import StoredGradients
-from tf_dpsub.gradients.vectorized import one_by_one
+from tf_dpsub.gradients.vectorized import StoredGradients, one_by_one
 
 IMPLEMENTATIONS = ("graph", "vectorized_map", "map_fn")
 

@@ -4,8 +4,7 @@ import tensorflow as tf
 from absl import logging
 
 from tf_dpsub import gradients
-from tf_dpsub.gradients import operator
-from tf_dpsub.gradients import vectorized
+from tf_dpsub.gradients import operator, vectorized
 from tf_dpsub.gradients.graph import provenance
 
 # Relative error of the self-check, by the precision of the model's products.

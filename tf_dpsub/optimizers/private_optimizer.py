@@ -242,8 +242,8 @@ def _checked_inner(optimizer):
     optimizer = keras.optimizers.get(optimizer)
     if isinstance(optimizer, PrivateOptimizer):
         raise ValueError(
-            f"Expected a plain inner optimizer, got {type(optimizer).__name__}, "
-            "which is private itself. Wrap its `inner_optimizer` instead."
+            f"Expected a plain inner optimizer, got {type(optimizer).__name__},"
+            " which is private itself. Wrap its `inner_optimizer` instead."
         )
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) or (
         optimizer.loss_scale_factor is not None

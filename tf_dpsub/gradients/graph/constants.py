@@ -2,8 +2,7 @@
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.eager import context
-from tensorflow.python.eager import execute
+from tensorflow.python.eager import context, execute
 
 from tf_dpsub.gradients.graph.states import Unproven
 

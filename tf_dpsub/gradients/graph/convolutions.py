@@ -7,8 +7,7 @@ import tensorflow as tf
 from tf_dpsub.gradients.graph import sites
 from tf_dpsub.gradients.graph.constants import static_shape
 from tf_dpsub.gradients.graph.states import Unproven
-from tf_dpsub.gradients.operator import scale_rows
-from tf_dpsub.gradients.operator import sum_squares
+from tf_dpsub.gradients.operator import scale_rows, sum_squares
 
 # A filter tap with fewer channels than this is not worth a matrix product of
 # its own.
@@ -61,7 +60,9 @@ class _Geometry:
         self.dilations = op.get_attr("dilations")
         self.padding = op.get_attr("padding").decode()
         self.explicit = (
-            op.get_attr("explicit_paddings") if self.padding == "EXPLICIT" else []
+            op.get_attr("explicit_paddings")
+            if self.padding == "EXPLICIT"
+            else []
         )
         if op.get_attr("data_format").decode()[1] == "C":
             self.strides = [*self.strides[:1], *self.strides[2:], 1]
@@ -74,7 +75,8 @@ class _Geometry:
     def _paddings(self):
         if self.padding == "EXPLICIT":
             return [
-                self.explicit[k : k + 2] for k in range(2, 2 + 2 * len(self.taps), 2)
+                self.explicit[k : k + 2]
+                for k in range(2, 2 + 2 * len(self.taps), 2)
             ]
         if self.padding == "VALID":
             return [[0, 0]] * len(self.taps)
@@ -96,7 +98,9 @@ class _Geometry:
                 tap, places, self.strides[1:-1], self.dilations[1:-1]
             ):
                 start = at * dilation
-                window.append(slice(start, start + (n - 1) * stride + 1, stride))
+                window.append(
+                    slice(start, start + (n - 1) * stride + 1, stride)
+                )
             yield image[tuple(window)]
 
     def _grouped(self, x):
@@ -108,7 +112,7 @@ class _Geometry:
         return tf.transpose(x, [0, 2, 1, 3])
 
     def products_by_tap(self, image, map_):
-        """Rows `[batch, groups, channels, filters]` of one tap after another."""
+        """Rows of one tap after another, `[batch, groups, channels, n]`."""
         right = self._grouped(map_)
         for view in self._views(image, static_shape(map_)[2:-1]):
             yield tf.matmul(self._grouped(view), right, transpose_a=True)
@@ -171,7 +175,8 @@ class _Geometry:
         )
         if self.groups > 1 and not self.depthwise:
             per_group = zip(
-                tf.split(image, self.groups, -1), tf.split(map_, self.groups, -1)
+                tf.split(image, self.groups, -1),
+                tf.split(map_, self.groups, -1),
             )
             filters = self.shape[-1] // self.groups
             shape = [*self.shape[:-1], filters]

@@ -4,17 +4,14 @@ import tensorflow as tf
 from tensorflow.python.ops import handle_data_util
 
 from tf_dpsub.gradients import operator
-from tf_dpsub.gradients.graph import convolutions
-from tf_dpsub.gradients.graph import functions
-from tf_dpsub.gradients.graph import sites
-from tf_dpsub.gradients.graph import tied
-from tf_dpsub.gradients.graph.provenance import PUBLIC
-from tf_dpsub.gradients.graph.provenance import Provenance
-from tf_dpsub.gradients.graph.provenance import handle
-from tf_dpsub.gradients.graph.states import Mixed
-from tf_dpsub.gradients.graph.states import MixesExamples
-from tf_dpsub.gradients.graph.states import PerExample
-from tf_dpsub.gradients.graph.states import Unproven
+from tf_dpsub.gradients.graph import convolutions, functions, sites, tied
+from tf_dpsub.gradients.graph.provenance import PUBLIC, Provenance, handle
+from tf_dpsub.gradients.graph.states import (
+    Mixed,
+    MixesExamples,
+    PerExample,
+    Unproven,
+)
 from tf_dpsub.gradients.graph.views import View
 
 # Squares of magnitudes beyond this might overflow when margins are added.
@@ -168,7 +165,9 @@ class GraphGradients(operator.PerExampleGradients):
 
     def _build_sites(self, uses):
         """Constructs the site of every operation in which a weight is used."""
-        ops = list(dict.fromkeys(op for uses_of in uses for op, _, _ in uses_of))
+        ops = list(
+            dict.fromkeys(op for uses_of in uses for op, _, _ in uses_of)
+        )
         gradients = tf.gradients(self._loss, [op.outputs[0] for op in ops])
         gradient_of = dict(zip(ops, gradients))
         self._sites = {}
@@ -182,7 +181,9 @@ class GraphGradients(operator.PerExampleGradients):
             operand_state = next(
                 (
                     s
-                    for s in map(self._proof, filter(tf.is_tensor, site_op.inputs))
+                    for s in map(
+                        self._proof, filter(tf.is_tensor, site_op.inputs)
+                    )
                     if isinstance(s, PerExample)
                 ),
                 None,

@@ -11,11 +11,13 @@ import string
 import numpy as np
 
 from tf_dpsub.gradients.graph.constants import static_shape
-from tf_dpsub.gradients.graph.states import PUBLIC
-from tf_dpsub.gradients.graph.states import Mixed
-from tf_dpsub.gradients.graph.states import MixesExamples
-from tf_dpsub.gradients.graph.states import PerExample
-from tf_dpsub.gradients.graph.states import Unproven
+from tf_dpsub.gradients.graph.states import (
+    PUBLIC,
+    Mixed,
+    MixesExamples,
+    PerExample,
+    Unproven,
+)
 
 _RULES = {}
 
@@ -175,7 +177,9 @@ def _find_batch(shape, outer, batch_size, inner):
     below = 1  # elements per step along the axis
     for axis in reversed(range(len(shape))):
         size = shape[axis]
-        whole = inner % below == 0 and (below * size) % (inner * batch_size) == 0
+        whole = (
+            inner % below == 0 and (below * size) % (inner * batch_size) == 0
+        )
         if size > 1 and whole:
             return PerExample(
                 axis, below * size // (inner * batch_size), inner // below
@@ -213,7 +217,9 @@ def _batch_matmul(a):
             if shape[state.axis] != out[axis]:
                 raise Unproven("broadcasts the batch axis")
         else:
-            is_row = (state.axis == rank - 2) != a.attr("adj_y" if k else "adj_x")
+            is_row = (state.axis == rank - 2) != a.attr(
+                "adj_y" if k else "adj_x"
+            )
             if is_row == bool(k):
                 raise MixesExamples("sums over the batch axis")
             if len(a.batched) > 1:
@@ -357,7 +363,9 @@ def _gather(a):
     axis = int(a.constant(2)) % len(params)
     if a.batched == [1]:
         at = a.first.axis
-        return a.first.moved_to(at if at < batch_dims else axis + at - batch_dims)
+        return a.first.moved_to(
+            at if at < batch_dims else axis + at - batch_dims
+        )
     if a.batched == [0]:
         at = a.first.axis
         if at == axis:
@@ -431,7 +439,9 @@ def _slice(a):
 @_rule("StridedSlice")
 def _strided_slice(a):
     a.only(0)
-    axes = _kept_axes(a, a.shape(0), a.constant(1), a.constant(2), a.constant(3))
+    axes = _kept_axes(
+        a, a.shape(0), a.constant(1), a.constant(2), a.constant(3)
+    )
     if a.first.axis not in axes:
         raise MixesExamples("slices the batch axis")
     return a.first.moved_to(axes[a.first.axis])

@@ -16,15 +16,15 @@ which is what privacy rests on.
 
 import tensorflow as tf
 
-from tf_dpsub.gradients.graph import constants
-from tf_dpsub.gradients.graph import functions
-from tf_dpsub.gradients.graph import operations
-from tf_dpsub.gradients.graph.states import PUBLIC
-from tf_dpsub.gradients.graph.states import Mixed
-from tf_dpsub.gradients.graph.states import MixesExamples
-from tf_dpsub.gradients.graph.states import PerExample
-from tf_dpsub.gradients.graph.states import Unproven
-from tf_dpsub.gradients.graph.states import UpdatesState
+from tf_dpsub.gradients.graph import constants, functions, operations
+from tf_dpsub.gradients.graph.states import (
+    PUBLIC,
+    Mixed,
+    MixesExamples,
+    PerExample,
+    Unproven,
+    UpdatesState,
+)
 from tf_dpsub.gradients.operator import tf_variable
 
 # Reading these has an effect outside of the graph, but none on later tensors.
@@ -53,7 +53,8 @@ class Provenance:
         self._calls = {}
         self._states = {t.ref(): PerExample(0, 1, 1) for t in inputs}
         self._captured = {
-            inner.ref(): outer for outer, inner in getattr(graph, "captures", [])
+            inner.ref(): outer
+            for outer, inner in getattr(graph, "captures", [])
         }
 
     def __call__(self, tensor):
@@ -61,9 +62,7 @@ class Provenance:
         stack = [tensor.op]
         while tensor.ref() not in self._states:
             op = stack[-1]
-            waiting = [
-                i.op for i in op.inputs if i.ref() not in self._states
-            ]
+            waiting = [i.op for i in op.inputs if i.ref() not in self._states]
             if waiting:
                 stack.extend(waiting)
                 continue

@@ -19,8 +19,7 @@ import tensorflow as tf
 from tf_dpsub.gradients.graph import operations
 from tf_dpsub.gradients.graph.constants import static_shape
 from tf_dpsub.gradients.graph.states import Unproven
-from tf_dpsub.gradients.operator import scale_rows
-from tf_dpsub.gradients.operator import sum_squares
+from tf_dpsub.gradients.operator import scale_rows, sum_squares
 
 # Up to so many floats, rows are kept: the weighted sum then reuses them.
 KEPT_ROWS = 2**22
@@ -56,7 +55,13 @@ def batch_first(tensor, state, batch_size):
         tensor = tf.transpose(tensor, [axis + 1, *others])
     return tf.reshape(
         tensor,
-        [batch_size, *shape[:axis], state.outer, state.inner, *shape[axis + 1 :]],
+        [
+            batch_size,
+            *shape[:axis],
+            state.outer,
+            state.inner,
+            *shape[axis + 1 :],
+        ],
     )
 
 
@@ -206,7 +211,7 @@ class OuterProducts(Site):
         )
 
     def gram(self, k):
-        """Inner products of the terms of one factor, `[batch, groups, t, t]`."""
+        """Products of the terms of one factor, `[batch, groups, t, t]`."""
         return tf.matmul(self.factors[k], self.factors[k], transpose_b=True)
 
     def _products(self, left, right):
@@ -401,7 +406,9 @@ class _Labelled:
         shape = self.tensor.shape.as_list()[1:]
         named = [k for k, label in enumerate(self.labels) if label]
         self.labels = [self.labels[k] for k in named]
-        self._set(tf.reshape(self.tensor, [batch_size, *(shape[k] for k in named)]))
+        self._set(
+            tf.reshape(self.tensor, [batch_size, *(shape[k] for k in named)])
+        )
 
     def _set(self, tensor):
         self.tensor = tensor
@@ -410,12 +417,16 @@ class _Labelled:
     def sum_over(self, labels):
         axes = [k + 1 for k, label in enumerate(self.labels) if label in labels]
         if axes:
-            self.labels = [label for label in self.labels if label not in labels]
+            self.labels = [
+                label for label in self.labels if label not in labels
+            ]
             self._set(tf.reduce_sum(self.tensor, axes))
 
     def arranged(self, *parts):
         """`[batch, ...]` with the axes of each part merged into one."""
-        order = [self.labels.index(label) + 1 for part in parts for label in part]
+        order = [
+            self.labels.index(label) + 1 for part in parts for label in part
+        ]
         shape = [size([self.sizes[label] for label in part]) for part in parts]
         tensor = _transpose(self.tensor, [0, *order])
         return tf.reshape(tensor, [self.tensor.shape[0], *shape])
@@ -441,7 +452,9 @@ def broadcast(op, k, gradient, operand_state, gradient_state, batch_size):
     axis = gradient_state.axis
     rows = batch_first(gradient, gradient_state, batch_size)
     if aligned[axis] != 1:
-        return Stored(weight, _on_own_slice(rows, axis, aligned, static_shape(weight)))
+        return Stored(
+            weight, _on_own_slice(rows, axis, aligned, static_shape(weight))
+        )
     kept = [*aligned[:axis], 1, 1, *aligned[axis + 1 :]]
     summed = [n + 1 for n, d in enumerate(kept) if d == 1]
     rows = tf.reduce_sum(rows, summed)

@@ -87,10 +87,7 @@ class Tied(sites.Site):
 
     def weighted_sum(self, c):
         return tf.add_n(
-            [
-                view.pull_back(site.weighted_sum(c))
-                for site, view in self._found
-            ]
+            [view.pull_back(site.weighted_sum(c)) for site, view in self._found]
         )
 
 

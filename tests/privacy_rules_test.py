@@ -1,0 +1,755 @@
+"""The rules of privacy that no module keeps alone, on whole private models.
+
+Steps are taken by `fit` and `train_on_batch`, with an inner optimizer that
+subtracts the gradient, so that weights tell what a step released.
+"""
+
+import math
+import pickle
+import subprocess
+import sys
+import zipfile
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from scipy import stats
+
+import tf_dpsub
+from tests.private_model_test import (
+    EXACT,
+    EXAMPLES,
+    FEATURES,
+    X,
+    Y,
+    dpsgd,
+    linear,
+    loss,
+    mlp,
+    private,
+    twin,
+)
+from tf_dpsub import accounting, data
+
+layers = keras.layers
+
+
+def subtract():
+    return keras.optimizers.SGD(1.0)
+
+
+def no_loss(y_true, y_pred):
+    """Its gradient is zero: what moves the weights is noise."""
+    return 0.0 * y_pred[:, 0]
+
+
+def movements(model, train, steps=1):
+    """What each step subtracts from the trainable weights."""
+    moved = []
+    for _ in range(steps):
+        before = [v.numpy() for v in model.trainable_variables]
+        train()
+        moved.append(
+            [b - v.numpy() for b, v in zip(before, model.trainable_variables)]
+        )
+    return moved
+
+
+def flat(arrays):
+    return np.concatenate([np.ravel(a) for a in arrays]).astype("float64")
+
+
+class TestNoise:
+    SIGMA, CLIP, BATCH = 2.0, 0.5, 10
+    STDDEV = SIGMA * CLIP / BATCH
+
+    @pytest.fixture(scope="class")
+    def steps(self):
+        """Noise of three steps of four microbatches each."""
+        plain = keras.Sequential(
+            [
+                keras.Input((64,)),
+                layers.Dense(50),
+                layers.LayerNormalization(),
+                layers.Dense(40, use_bias=False),
+            ]
+        )
+        optimizer = dpsgd(
+            subtract(),
+            noise_multiplier=self.SIGMA,
+            l2_norm_clip=self.CLIP,
+            batch_size=self.BATCH,
+            microbatch_size=4,
+            seed=0,
+        )
+        model = private(plain, optimizer, loss=no_loss)
+        x = np.zeros([16, 64])
+        return movements(model, lambda: model.train_on_batch(x, x), steps=3)
+
+    def test_has_its_variance_in_every_weight(self, steps):
+        """Once a step: four times, it would have four times the variance."""
+        for moved in steps:
+            assert len(moved) == 5
+            for noise in moved:
+                total = np.sum(np.square(noise / self.STDDEV, dtype="float64"))
+                assert 1e-4 < stats.chi2.cdf(total, noise.size) < 1 - 1e-4
+
+    def test_is_normal_around_zero(self, steps):
+        z = flat([flat(moved) for moved in steps]) / self.STDDEV
+        assert abs(z.mean()) < 4 / np.sqrt(z.size)
+        assert stats.kstest(z, "norm").pvalue > 1e-3
+
+    def test_is_independent_across_steps(self, steps):
+        z = np.stack([flat(moved) for moved in steps])
+        correlations = np.corrcoef(z) - np.eye(3)
+        assert np.abs(correlations).max() < 4.5 / np.sqrt(z.shape[1])
+
+    def test_is_independent_across_weights(self, steps):
+        kernel, *rest = steps[0]
+        assert np.unique(flat(steps[0])).size > 0.99 * flat(steps[0]).size
+        # Rows and columns of one kernel, and the vectors of one length.
+        vectors = np.stack([*kernel[:20], *rest[:3]])
+        correlations = np.corrcoef(vectors) - np.eye(len(vectors))
+        assert np.abs(correlations).max() < 5 / np.sqrt(50)
+
+    @pytest.mark.parametrize("jit_compile", [False, True])
+    def test_secure(self, jit_compile):
+        optimizer = dpsgd(
+            subtract(),
+            noise_multiplier=self.SIGMA,
+            l2_norm_clip=self.CLIP,
+            batch_size=self.BATCH,
+            secure_noise=True,
+        )
+        plain = keras.Sequential([keras.Input((64,)), layers.Dense(50)])
+        model = private(plain, optimizer, loss=no_loss, jit_compile=jit_compile)
+        x = np.zeros([16, 64])
+        first, second = movements(
+            model, lambda: model.train_on_batch(x, x), steps=2
+        )
+        for moved in (first, second):
+            z = flat(moved) / self.STDDEV
+            assert abs(np.square(z).mean() - 1) < 6 * np.sqrt(2 / z.size)
+        assert np.abs(np.corrcoef(flat(first), flat(second))[0, 1]) < 0.12
+
+
+def train_with_noise_alone(**arguments):
+    """The weights after two steps of noise."""
+    steps_per_execution = arguments.pop("steps_per_execution", 1)
+    keras.utils.set_random_seed(0)
+    plain = keras.Sequential([keras.Input((FEATURES,)), layers.Dense(50)])
+    model = private(
+        plain,
+        dpsgd(subtract(), **arguments),
+        loss=no_loss,
+        steps_per_execution=steps_per_execution,
+    )
+    model.fit(X, Y, steps_per_epoch=2, verbose=0)
+    return flat(plain.get_weights())
+
+
+class TestFreshness:
+    def test_nothing_repeats_without_a_seed(self):
+        """Whatever Keras's seed is, in a second optimizer and a second run."""
+        first, second = train_with_noise_alone(), train_with_noise_alone()
+        assert np.abs(first - second).min() > 0
+
+    def test_everything_repeats_with_a_seed(self):
+        """Sampling and noise, however the steps are run."""
+        first = train_with_noise_alone(seed=5)
+        for steps_per_execution in (1, 2):
+            np.testing.assert_allclose(
+                train_with_noise_alone(
+                    seed=5, steps_per_execution=steps_per_execution
+                ),
+                first,
+                rtol=1e-6,
+            )
+        assert np.abs(train_with_noise_alone(seed=6) - first).min() > 0
+
+    def test_second_run_with_a_seed_draws_other_batches(self):
+        drawn = []
+
+        class Drawn(keras.callbacks.Callback):
+            def on_train_batch_end(self, batch, logs=None):
+                drawn[-1].append(logs["loss"])
+
+        model = private(
+            linear(), dpsgd(keras.optimizers.SGD(0.0), seed=1, **EXACT)
+        )
+        for _ in range(2):
+            drawn.append([])
+            model.fit(X, Y, epochs=2, callbacks=[Drawn()], verbose=0)
+        # Weights stand still: equal losses are those of equal batches.
+        assert drawn[0] != drawn[1]
+
+    def test_noise_goes_on_over_runs(self):
+        plain = keras.Sequential([keras.Input((FEATURES,)), layers.Dense(50)])
+        model = private(plain, dpsgd(subtract(), seed=1), loss=no_loss)
+        first, second = movements(
+            model, lambda: model.fit(X, Y, steps_per_epoch=1, verbose=0), 2
+        )
+        assert np.abs(flat(first) - flat(second)).min() > 0
+
+
+def halves_of(key):
+    return {int(half) for half in np.ravel(key)}
+
+
+@pytest.fixture
+def secrets_drawn(monkeypatch):
+    """All that was asked of the system's entropy, as signed 64-bit halves."""
+    import secrets
+
+    drawn = set()
+    original = secrets.randbits
+
+    def record(bits):
+        value = original(bits)
+        for shift in range(0, bits, 64):
+            half = (value >> shift) % 2**64
+            # A key of TensorFlow may be shifted to the signed range.
+            drawn.update({half, half - 2**63, half - 2**64})
+        return value
+
+    monkeypatch.setattr(secrets, "randbits", record)
+    return drawn
+
+
+class RecordKeys(keras.callbacks.Callback):
+    """Notes the key that is kept after each step, and the one that was used."""
+
+    def __init__(self):
+        super().__init__()
+        self.keys = set()
+
+    def on_train_batch_begin(self, batch, logs=None):
+        kept = self.model.optimizer._noise_key._variable.numpy()
+        following = tf.random.experimental.stateless_split(kept, 2).numpy()
+        self.keys |= halves_of(kept) | halves_of(following)
+
+
+class TestKeys:
+    def test_are_in_no_file(self, tmp_path, secrets_drawn):
+        record = RecordKeys()
+        model = private(linear(), dpsgd(keras.optimizers.Adam()))
+        model.fit(
+            X,
+            Y,
+            epochs=2,
+            callbacks=[
+                record,
+                keras.callbacks.ModelCheckpoint(tmp_path / "{epoch}.keras"),
+                keras.callbacks.BackupAndRestore(
+                    tmp_path / "backup", delete_checkpoint=False
+                ),
+                keras.callbacks.CSVLogger(tmp_path / "log.csv"),
+            ],
+            verbose=0,
+        )
+        model.save_weights(tmp_path / "model.weights.h5")
+        model.model.save(tmp_path / "plain.keras")
+        tf.train.Checkpoint(model=model, optimizer=model.optimizer).write(
+            tmp_path / "checkpoint"
+        )
+        tf.saved_model.save(model, tmp_path / "saved_model")
+        (tmp_path / "pickled").write_bytes(pickle.dumps(model))
+        (tmp_path / "told").write_text(
+            f"{model.get_config()}{model.optimizer.get_config()}"
+            f"{model.get_compile_config()}{model.ledger.to_json()}"
+            f"{model.privacy_statement(1e-5)}{vars(model.optimizer)}"
+        )
+        contents = {}
+        for path in tmp_path.rglob("*"):
+            if path.is_file():
+                contents[path.name] = path.read_bytes()
+                if zipfile.is_zipfile(path):
+                    with zipfile.ZipFile(path) as archive:
+                        for name in archive.namelist():
+                            contents[path.name + name] = archive.read(name)
+        assert len(contents) > 15
+        assert len(record.keys) > 30 and len(secrets_drawn) >= 12
+        for key in record.keys | secrets_drawn:
+            bits = key % 2**64
+            for form in (
+                bits.to_bytes(8, "little"),
+                bits.to_bytes(8, "big"),
+                str(key).encode(),
+                f"{bits:x}".encode(),
+            ):
+                for name, content in contents.items():
+                    assert form not in content, name
+
+    def test_are_no_variables_that_keras_knows(self):
+        model = private(linear(), dpsgd())
+        model.fit(X, Y, verbose=0)
+        key = model.optimizer._noise_key._variable
+        for variable in [*model.variables, *model.optimizer.variables]:
+            assert variable.value is not key
+            assert not halves_of(key.numpy()) & halves_of(
+                np.asarray(variable).astype("float64")
+            )
+
+    def test_are_no_constants_of_the_step(self, monkeypatch, secrets_drawn):
+        graphs = []
+        train_step = tf_dpsub.PrivateModel.train_step
+
+        def traced(self, batch):
+            logs = train_step(self, batch)
+            graphs.append(tf.compat.v1.get_default_graph())
+            return logs
+
+        monkeypatch.setattr(tf_dpsub.PrivateModel, "train_step", traced)
+        record = RecordKeys()
+        model = private(linear(), dpsgd(), steps_per_execution=2)
+        model.fit(X, Y, callbacks=[record], verbose=0)
+        definition = graphs[0].as_graph_def()
+        bodies = [definition.node]
+        bodies += [f.node_def for f in definition.library.function]
+        constants = set()
+        for node in (node for body in bodies for node in body):
+            if node.op == "Const":
+                value = tf.make_ndarray(node.attr["value"].tensor)
+                if value.dtype.kind in "iu":
+                    constants |= halves_of(value)
+        assert constants
+        assert not constants & (record.keys | secrets_drawn)
+
+
+class TestDropping:
+    """An example that is not finite contributes nothing, and is counted."""
+
+    HOSTILE = [np.nan, np.inf, -np.inf, 1e38]
+
+    def hostile(self):
+        x = X[:12].copy()
+        x[[0, 4, 5, 6, 7, 10], 1] = [*self.HOSTILE, np.nan, np.nan]
+        return x, np.delete(np.arange(12), [0, 4, 5, 6, 7, 10])
+
+    @pytest.mark.parametrize("per_example", ["graph", "vectorized_map"])
+    def test_the_others_are_summed_as_if_it_were_not_there(self, per_example):
+        x, others = self.hostile()
+        moved, logs = [], []
+        for rows, targets in ((x, Y[:12]), (X[others], Y[others])):
+            plain = linear()
+            plain.set_weights([np.ones_like(w) for w in plain.get_weights()])
+            optimizer = dpsgd(
+                subtract(), noise_multiplier=0, per_example=per_example
+            )
+            model = private(plain, optimizer, metrics=["accuracy"])
+            moved += movements(
+                model,
+                lambda: logs.append(
+                    model.train_on_batch(rows, targets, return_dict=True)
+                ),
+            )
+        np.testing.assert_allclose(flat(moved[0]), flat(moved[1]), rtol=1e-5)
+        assert [each.pop("dropped") for each in logs] == [6, 0]
+        assert logs[0] == pytest.approx(logs[1], rel=1e-5)
+
+    def test_is_counted_in_each_epoch(self):
+        x = X.copy()
+        x[:3] = np.nan
+        model = private(
+            linear(), dpsgd(batch_size=EXAMPLES, noise_multiplier=0)
+        )
+        history = model.fit(x, Y, epochs=2, verbose=0).history
+        assert history["dropped"] == [3.0, 3.0]
+        assert np.isfinite(history["loss"]).all()
+        assert np.isfinite(flat(model.model.get_weights())).all()
+        # Evaluation shows no such metric.
+        assert "dropped" not in model.evaluate(
+            X, Y, verbose=0, return_dict=True
+        )
+
+    def test_targets_and_weights_may_be_hostile_too(self):
+        w = np.ones(8, "float32")
+        w[[1, 5]] = np.nan, np.inf
+        model = private(linear(), dpsgd(noise_multiplier=0))
+        logs = model.train_on_batch(X[:8], Y[:8], w, return_dict=True)
+        assert logs["dropped"] == 2
+        assert np.isfinite(flat(model.get_weights())).all()
+
+    def test_batch_of_nothing_else_is_noise(self):
+        model = private(linear(), dpsgd(subtract(), seed=0))
+        x = np.full_like(X[:4], np.nan)
+        (moved,) = movements(model, lambda: model.train_on_batch(x, Y[:4]))
+        assert 0.02 < np.std(flat(moved)) < 1.0
+
+    @pytest.mark.parametrize("value", [1.0, 1e3, 1e18, 1e30, np.inf, np.nan])
+    def test_no_example_moves_the_weights_by_more_than_its_clip(self, value):
+        clip, batch_size = 0.5, 4
+        plain = mlp()
+        weights = plain.get_weights()
+        optimizer = dpsgd(
+            keras.optimizers.SGD(float(batch_size)),
+            noise_multiplier=0,
+            l2_norm_clip=clip,
+            batch_size=batch_size,
+        )
+        model = private(plain, optimizer)
+        after = []
+        for factor in (value, 1.0):
+            plain.set_weights(weights)
+            x, w = X[:6].copy(), np.ones(6)
+            x[3] *= factor
+            # The neighbour: an empty example, of weight zero.
+            w[3] = factor is value
+            model.train_on_batch(x, Y[:6], w)
+            after.append(flat(plain.get_weights()))
+        assert np.linalg.norm(after[0] - after[1]) <= clip
+
+
+class TestSampling:
+    def first_draws(self, batch_size, seeds=range(200)):
+        """How many examples the first batch of each seed holds."""
+        drawn = {}
+        for seed in seeds:
+            generator = data.PoissonBatches(
+                X, Y, batch_size=batch_size, seed=seed
+            )
+            batch = next(iter(generator.dataset()))
+            drawn.setdefault(int(tf.reduce_sum(batch["real"])), seed)
+            yield drawn
+
+    def seed_that_draws(self, batch_size, wanted):
+        for drawn in self.first_draws(batch_size):
+            for number, seed in drawn.items():
+                if wanted(number):
+                    return number, seed
+        raise AssertionError("no such draw")
+
+    def fit_once(self, plain, optimizer, seed, **compile_arguments):
+        model = private(plain, optimizer, **compile_arguments)
+        batches = data.PoissonBatches(
+            X, Y, batch_size=optimizer.batch_size, seed=seed
+        )
+        history = []
+        (moved,) = movements(
+            model,
+            lambda: history.append(
+                model.fit(batches, steps_per_epoch=1, verbose=0).history
+            ),
+        )
+        return moved, history[0]
+
+    def test_empty_draw_is_noise_of_the_same_variance(self):
+        drawn, seed = self.seed_that_draws(1, lambda number: number == 0)
+        assert drawn == 0
+        plain = keras.Sequential([keras.Input((FEATURES,)), layers.Dense(200)])
+        optimizer = dpsgd(
+            subtract(),
+            noise_multiplier=3.0,
+            l2_norm_clip=0.5,
+            batch_size=1,
+            seed=0,
+        )
+        moved, history = self.fit_once(plain, optimizer, seed)
+        z = flat(moved) / 1.5
+        assert 1e-4 < stats.chi2.cdf(np.square(z).sum(), z.size) < 1 - 1e-4
+        assert history["dropped"] == [0.0]
+
+    @pytest.mark.parametrize("few", [True, False])
+    def test_divisor_is_the_public_batch_size(self, few):
+        """Of equal examples, as many as were drawn, divided by a constant."""
+        drawn, seed = self.seed_that_draws(
+            4, lambda number: number == 1 if few else number > 5
+        )
+        plain = linear()
+        optimizer = dpsgd(subtract(), batch_size=4, **EXACT)
+        moved, _ = self.fit_once(
+            plain, optimizer, seed, loss=lambda y, p: p[:, 0]
+        )
+        np.testing.assert_allclose(moved[1], [drawn / 4, 0, 0], rtol=1e-6)
+
+    def test_states_do_not_tell_how_many_were_drawn(self):
+        """Dropout's seed advances with each microbatch that runs."""
+        draws = [
+            self.seed_that_draws(4, lambda number: number <= 2),
+            self.seed_that_draws(4, lambda number: number >= 6),
+        ]
+        after = []
+        for number, seed in draws:
+            plain = mlp(layers.Dropout(0.5, seed=1), layers.Dense(4))
+            start = [v.numpy() for v in plain.non_trainable_variables]
+            optimizer = dpsgd(batch_size=4, microbatch_size=2)
+            self.fit_once(plain, optimizer, seed)
+            after.append([v.numpy() for v in plain.non_trainable_variables])
+            for own, other in zip(after[-1], start, strict=True):
+                assert not np.array_equal(own, other)
+        for own, other in zip(*after, strict=True):
+            np.testing.assert_array_equal(own, other)
+
+    def test_epsilon_is_that_of_the_sampler(self):
+        model = private(linear(), dpsgd(noise_multiplier=2.0))
+        model.fit(X, Y, epochs=3, verbose=0)
+        for accountant in ("rdp", "pld"):
+            expected = accounting.epsilon(
+                noise_multiplier=2.0,
+                sampling_rate=4 / EXAMPLES,
+                steps=15,
+                delta=1e-5,
+                accountant=accountant,
+            )
+            assert model.epsilon(1e-5, accountant) == pytest.approx(expected)
+
+
+class TestLedger:
+    def test_survives_compiling_again(self):
+        """A second optimizer's steps are added, as its own entry."""
+        model = private(linear(), dpsgd(noise_multiplier=2.0))
+        model.fit(X, Y, verbose=0)
+        before = model.epsilon(1e-5)
+        model.compile(dpsgd(noise_multiplier=4.0), loss())
+        assert model.epsilon(1e-5) == before
+        model.fit(X, Y, epochs=2, verbose=0)
+        counts = [(e.noise_multiplier, e.steps) for e in model.ledger.entries]
+        assert counts == [(2.0, 5), (4.0, 10)]
+        assert model.epsilon(1e-5) > before
+
+    def test_composes_samplers(self):
+        model = private(linear(), dpsgd())
+        model.fit(X, Y, verbose=0)
+        model.train_on_batch(X[:4], Y[:4])
+        assert len(model.ledger.entries) == 2
+        alone = private(linear(), dpsgd())
+        alone.fit(X, Y, verbose=0)
+        assert model.epsilon(1e-5) > alone.epsilon(1e-5)
+
+    def test_records_a_step_before_it_runs(self):
+        """A step that fails has been charged: it may have released."""
+        recorded = []
+
+        def record(_):
+            recorded.append(model.ledger.steps)
+            return np.float32(0)
+
+        def observed(y_true, y_pred):
+            return y_pred[:, 0]
+
+        model = private(linear(), dpsgd(), loss=observed)
+        release = model.optimizer.release
+
+        def watched(sums, regularization=None):
+            recorded.append(
+                tf.numpy_function(
+                    lambda: record(None), [], tf.float32, stateful=True
+                )
+            )
+            return release(sums, regularization)
+
+        model.optimizer.release = watched
+        model.fit(X, Y, verbose=0)
+        steps = [step for step in recorded if isinstance(step, int)]
+        assert steps == [1, 2, 3, 4, 5]
+
+    def test_steps_within_a_budget(self):
+        """What a callback is told is what the ledger would charge."""
+        told = []
+
+        class Ask(keras.callbacks.Callback):
+            def on_train_begin(self, logs=None):
+                told.append(self.model.steps_within(3.0, 1e-5))
+
+        model = private(linear(), dpsgd(noise_multiplier=2.0))
+        model.fit(X, Y, callbacks=[Ask()], verbose=0)
+        fits, one_more = (
+            accounting.epsilon(
+                noise_multiplier=2.0,
+                sampling_rate=4 / EXAMPLES,
+                steps=told[0] + extra,
+                delta=1e-5,
+            )
+            for extra in (0, 1)
+        )
+        assert fits <= 3.0 < one_more
+
+
+class TestStatement:
+    def test_without_noise_is_not_private(self):
+        model = private(linear(), dpsgd(**EXACT))
+        model.fit(X, Y, verbose=0)
+        assert model.epsilon(1e-5) == math.inf
+        assert "NOT PRIVATE" in model.privacy_statement(1e-5)
+
+    def test_one_step_without_noise_spoils_all(self):
+        model = private(linear(), dpsgd())
+        model.fit(X, Y, verbose=0)
+        assert math.isfinite(model.epsilon(1e-5))
+        model.compile(dpsgd(noise_multiplier=0), loss())
+        model.train_on_batch(X[:4], Y[:4])
+        model.compile(dpsgd(), loss())
+        model.fit(X, Y, verbose=0)
+        assert model.epsilon(1e-5) == math.inf
+
+    def test_lists_adapted_preprocessing(self):
+        norm = layers.Normalization(name="standardize")
+        norm.adapt(X)
+        model = private(mlp(norm, layers.Dense(4)), dpsgd())
+        model.fit(X, Y, verbose=0)
+        text = " ".join(model.privacy_statement(1e-5).split())
+        assert "'standardize'" in text
+        assert "Normalization" in text
+        plain = private(linear(), dpsgd())
+        plain.fit(X, Y, verbose=0)
+        assert "adapted state of" not in plain.privacy_statement(1e-5)
+
+    @pytest.mark.parametrize("seed", [None, 0])
+    def test_tells_of_a_fixed_seed(self, seed):
+        model = private(linear(), dpsgd(seed=seed))
+        model.fit(X, Y, verbose=0)
+        text = model.privacy_statement(1e-5)
+        assert ("fixed seed" in text) == (seed is not None)
+
+    def test_says_that_earlier_training_is_not_counted(self):
+        plain = linear()
+        private(plain, dpsgd()).fit(X, Y, verbose=0)
+        model = private(plain, dpsgd())
+        assert model.epsilon(1e-5) == 0
+        model.fit(X, Y, verbose=0)
+        text = " ".join(model.privacy_statement(1e-5).split())
+        assert "Earlier training" in text and "not counted" in text
+
+
+class Tuner(keras.callbacks.Callback):
+    """Stands for a callback of KerasTuner, which is not installed."""
+
+
+Tuner.__module__ = "keras_tuner.engine.tuner_utils"
+
+
+class PatientStopping(keras.callbacks.EarlyStopping):
+    """A subclass selects as its parent does."""
+
+
+def best_only(monitor):
+    return keras.callbacks.ModelCheckpoint(
+        "best.keras", monitor=monitor, save_best_only=True
+    )
+
+
+class TestPrivateSelection:
+    STEERING = {
+        "early_stopping": lambda: keras.callbacks.EarlyStopping("loss"),
+        "subclass": lambda: PatientStopping("val_loss"),
+        "best_checkpoint": lambda: best_only("val_accuracy"),
+        "plateau": lambda: keras.callbacks.ReduceLROnPlateau("val_loss"),
+        "nan": keras.callbacks.TerminateOnNaN,
+        "tuner": Tuner,
+    }
+
+    @pytest.mark.parametrize("callback", STEERING)
+    def test_raises(self, callback):
+        model = private(linear(), dpsgd())
+        callback = self.STEERING[callback]()
+        listed = keras.callbacks.CallbackList([callback], model=model)
+        for callbacks in ([callback], callback, listed):
+            with pytest.raises(
+                ValueError,
+                match=f"{type(callback).__name__}.*validation_data_is_public"
+                ".*allow_private_selection",
+            ):
+                model.fit(X, Y, validation_split=0.2, callbacks=callbacks)
+        assert model.ledger.steps == 0
+
+    @pytest.mark.parametrize("callback", ["nan", "early_stopping"])
+    def test_training_metrics_are_private_beside_public_data(self, callback):
+        model = private(linear(), dpsgd())
+        with pytest.raises(ValueError, match="steer by private results"):
+            model.fit(
+                X,
+                Y,
+                validation_data=(X, Y),
+                validation_data_is_public=True,
+                callbacks=[self.STEERING[callback]()],
+            )
+
+    def test_is_told_where_it_is_allowed(self):
+        stopping = keras.callbacks.EarlyStopping("loss", patience=9)
+        model = private(linear(), dpsgd())
+        model.fit(
+            X,
+            Y,
+            callbacks=[stopping],
+            allow_private_selection=True,
+            verbose=0,
+        )
+        text = " ".join(model.privacy_statement(1e-5).split())
+        assert "does not cover that selection" in text
+        assert model.ledger.entries[0].private_selection
+
+    def test_is_not_told_where_there_is_none(self):
+        model = private(linear(), dpsgd())
+        model.fit(X, Y, allow_private_selection=True, verbose=0)
+        assert not model.ledger.entries[0].private_selection
+
+    def test_public_data_may_steer(self):
+        stopping = keras.callbacks.EarlyStopping("val_loss", patience=9)
+        model = private(linear(), dpsgd())
+        model.fit(
+            X,
+            Y,
+            callbacks=[stopping, keras.callbacks.History()],
+            validation_data=(X, Y),
+            validation_data_is_public=True,
+            verbose=0,
+        )
+        assert not model.ledger.entries[0].private_selection
+
+    def test_callbacks_that_do_not_select_are_fine(self, tmp_path):
+        model = private(linear(), dpsgd())
+        model.fit(
+            X,
+            Y,
+            callbacks=[
+                keras.callbacks.ModelCheckpoint(tmp_path / "last.keras"),
+                keras.callbacks.LearningRateScheduler(lambda epoch: 0.1),
+            ],
+            verbose=0,
+        )
+        assert model.ledger.steps == 5
+
+
+def test_tensor_float_32_is_off_after_compiling():
+    tf.config.experimental.enable_tensor_float_32_execution(True)
+    try:
+        private(linear(), dpsgd())
+        assert not tf.config.experimental.tensor_float_32_execution_enabled()
+    finally:
+        tf.config.experimental.enable_tensor_float_32_execution(True)
+
+
+REPLICAS = """
+import math, sys
+import keras, numpy as np, tensorflow as tf
+import tf_dpsub
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(
+    cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+assert strategy.num_replicas_in_sync == 2
+def train(loss, **arguments):
+    with strategy.scope():
+        plain = keras.Sequential(
+            [keras.Input((40,)), keras.layers.Dense(50, bias_initializer="ones")])
+    model = tf_dpsub.make_private(plain)
+    with strategy.scope():
+        model.compile(tf_dpsub.optimizers.DPSGD(
+            keras.optimizers.SGD(1.0), batch_size=10, microbatch_size=4,
+            **arguments), loss=loss)
+    before = [v.numpy() for v in plain.trainable_variables]
+    model.fit(np.ones([10, 40]), np.ones([10, 50]), epochs=1, verbose=0)
+    return [b - v.numpy() for b, v in zip(before, plain.trainable_variables)]
+noise = train(lambda y, p: 0.0 * p[:, 0], noise_multiplier=2.0, l2_norm_clip=0.5)
+z = np.concatenate([np.ravel(n) for n in noise]) / (2.0 * 0.5 / 10)
+assert abs(np.square(z).mean() - 1) < 6 * math.sqrt(2 / z.size), z.std()
+exact = train(lambda y, p: p[:, 0], noise_multiplier=0, l2_norm_clip=math.inf)
+np.testing.assert_allclose(exact[1], np.eye(50)[0], rtol=1e-6)
+"""
+
+
+@pytest.mark.slow
+def test_replicas_share_one_sum_and_one_noise():
+    """Two noises would have twice the variance; two sums, twice the step."""
+    subprocess.run([sys.executable, "-c", REPLICAS], check=True)

@@ -1,0 +1,57 @@
+"""Batches that the user gives, in the form that a private step takes."""
+
+import tensorflow as tf
+from keras import tree
+
+
+def named(x, y=None, sample_weight=None):
+    parts = {"x": x, "y": y, "w": sample_weight}
+    return {name: part for name, part in parts.items() if part is not None}
+
+
+def padded(batch, multiple):
+    """Adds `real`, and rows of zeros up to a multiple of a microbatch."""
+    batch = tree.map_structure(tf.convert_to_tensor, batch)
+    if "w" in batch:
+        batch["w"] = tree.map_structure(
+            lambda w: tf.cast(w, tf.float32), batch["w"]
+        )
+    rows = tf.shape(tree.flatten(batch["x"])[0])[0]
+    batch["real"] = tf.ones([rows])
+    missing = tf.maximum(multiple, -(-rows // multiple) * multiple) - rows
+
+    def pad(t):
+        shape = tf.concat([[missing], tf.shape(t)[1:]], 0)
+        empty = (
+            tf.fill(shape, "")
+            if t.dtype == tf.string
+            else tf.zeros(shape, t.dtype)
+        )
+        padded = tf.concat([t, empty], 0)
+        padded.set_shape([None, *t.shape[1:]])
+        return padded
+
+    return tree.map_structure(pad, batch)
+
+
+def cardinality(dataset):
+    """Number of batches of a dataset, or None."""
+    cardinality = int(dataset.cardinality())
+    return cardinality if cardinality >= 0 else None
+
+
+def element_spec(dataset):
+    """Specs of a batch on one replica."""
+    return tree.map_structure(
+        lambda s: getattr(s, "_value_specs", [s])[0], dataset.element_spec
+    )
+
+
+def microbatch_spec(spec, size):
+    if spec.shape.rank is None or None in spec.shape[1:]:
+        raise ValueError(
+            "Expected batches whose shape is known but for the batch axis, got "
+            f"{spec.shape}. Pad to one length, or set the shape in the dataset "
+            "with `tf.ensure_shape`."
+        )
+    return tf.TensorSpec([size, *spec.shape[1:]], spec.dtype)

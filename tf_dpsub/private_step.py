@@ -1,0 +1,270 @@
+"""The part of a training step that sees private data."""
+
+import keras
+import tensorflow as tf
+from keras import tree
+from keras.src import backend
+
+from tf_dpsub import gradients
+from tf_dpsub.gradients import operator, selection
+from tf_dpsub.per_example_loss import PerExampleLoss
+
+# float16 losses are multiplied by this constant, which is public: gradients
+# would underflow. Rows are divided by it in float32, before their norms.
+_FLOAT16_LOSS_SCALE = 1024.0
+
+
+class PrivateStep:
+    """From a batch to the clipped sums of its per-example gradients.
+
+    A batch is a dict of `x`, `y`, `w` (sample weights) and `real`, which is 0
+    in rows that only pad it; these come last. It is worked through in
+    microbatches of static size.
+
+    Formal guarantees: what leaves the step is the sums, to be perturbed by the
+    optimizer, and training metrics, which are private. States of the model
+    that it changes, such as seeds of dropout, have public values afterwards.
+
+    Args:
+        model: compiled `PrivateModel`, whose optimizer is built.
+        spec: structure of `tf.TensorSpec`, those of a microbatch.
+        dropped: `keras.metrics.Sum`, counts the examples that contributed
+            nothing because their gradients were not finite.
+
+    Attributes:
+        spec: as given.
+        implementation: string, how per-example gradients are computed.
+
+    Raises:
+        ValueError: if there is no loss of each example.
+        gradients.MixesExamples, gradients.Unproven, gradients.UpdatesState: as
+            `tf_dpsub.gradients.selection` says.
+    """
+
+    def __init__(self, model, spec, dropped):
+        self._model = model
+        self._dropped = dropped
+        self.spec = spec
+        self._microbatch_size = spec["real"].shape[0]
+        self._metrics = model._compile_metrics
+        self._per_example_loss = None
+        if model._compile_loss is not None:
+            self._per_example_loss = PerExampleLoss(model._compile_loss)
+        self._build(spec)
+        loss_fn = self._loss_fn()
+        self._changed_states = selection.changed_states(
+            loss_fn, spec, model.model.non_trainable_variables
+        )
+        self.implementation = selection.select_implementation(
+            loss_fn,
+            spec,
+            model.trainable_variables,
+            requested=model.optimizer.per_example,
+            states=self._changed_states,
+            compute_dtype=model.model.compute_dtype,
+            name=model.model.name,
+        )
+        self._function = tf.function(
+            self._sums, autograph=False, jit_compile=model.jit_compile
+        )
+
+    def __call__(self, batch):
+        """Computes the sums, and updates the metrics of training.
+
+        Args:
+            batch: dict of tensors; the number of rows is a multiple of the
+                size of a microbatch.
+
+        Returns:
+            List of float32 tensors, as the optimizer's `clipped_sums`.
+        """
+        return self._function(batch)
+
+    def _build(self, spec):
+        """Creates variables of losses and metrics outside of any step."""
+        forward = tf.function(
+            lambda x: self._model.call(x, training=True), autograph=False
+        )
+        outputs = forward.get_concrete_function(spec["x"]).structured_outputs
+        y, y_pred = tree.map_structure(_keras_spec, (spec.get("y"), outputs))
+        if self._per_example_loss is not None:
+            if y is None:
+                raise ValueError(
+                    "Expected targets for the loss, got data without y. Pass "
+                    "`y`, or a dataset of `(x, y)`."
+                )
+            self._per_example_loss.build(y, y_pred)
+        if self._metrics is not None:
+            backend.compute_output_spec(self._metrics.update_state, y, y_pred)
+
+    def _loss_fn(self, loss_scale=1.0):
+        """The loss of each example of a batch, 0 where a row only pads it."""
+
+        def loss_fn(batch):
+            real = batch["real"]
+            y_pred = self._model.call(batch["x"], training=True)
+            losses, outputs = tf.zeros_like(real), []
+            if self._per_example_loss is not None:
+                losses, outputs = self._per_example_loss(
+                    batch["y"], y_pred, batch.get("w")
+                )
+            losses = tf.add_n(
+                [losses, *_added_losses(self._model.model, real.shape)]
+            )
+            losses = tf.where(real > 0, losses, 0.0)
+            aux = {"y_pred": y_pred, "losses": losses, "outputs": outputs}
+            return losses * loss_scale, aux
+
+        return loss_fn
+
+    def _sums(self, batch):
+        """Clipped sums over a batch, one microbatch after another.
+
+        The number of microbatches follows the number of real rows, which come
+        first: neither padding nor the capacity of a batch costs time.
+        """
+        size = self._microbatch_size
+        parts = tree.map_structure(
+            lambda t: tf.reshape(t, [-1, size, *t.shape[1:]]), batch
+        )  # [passes, microbatch, ...]
+        if parts["real"].shape[0] == 1:
+            return self._microbatch_sums(
+                tree.map_structure(lambda t: t[0], parts)
+            )
+        drawn = tf.cast(tf.reduce_sum(batch["real"]), tf.int32)
+        passes = tf.maximum(1, -(-drawn // size))
+        states = [v.value for v in self._changed_states]
+
+        def body(i, sums, kept):
+            part = tree.map_structure(lambda t: t[i], parts)
+            sums = [a + b for a, b in zip(sums, self._microbatch_sums(part))]
+            kept = [tf.where(i == 0, v, k) for v, k in zip(states, kept)]
+            return i + 1, sums, kept
+
+        _, sums, kept = tf.while_loop(
+            lambda i, sums, kept: i < passes,
+            body,
+            [
+                tf.constant(0),
+                [
+                    tf.zeros(shape)
+                    for shape in self._model.optimizer.sum_shapes()
+                ],
+                [tf.identity(v) for v in states],
+            ],
+        )
+        # How far states advanced tells how many examples were drawn: they are
+        # set to what they were after the first pass, which is public.
+        for variable, value in zip(states, kept):
+            variable.assign(_next_seed(value) if _is_seed(value) else value)
+        return sums
+
+    def _microbatch_sums(self, part):
+        is_float16 = self._model.model.compute_dtype == "float16"
+        loss_scale = _FLOAT16_LOSS_SCALE if is_float16 else 1.0
+        rows, aux = gradients.per_example_gradients(
+            self._loss_fn(loss_scale),
+            part,
+            self._model.trainable_variables,
+            self.implementation,
+            loss_scale,
+        )
+        sums = self._model.optimizer.clipped_sums(rows, part["real"])
+        self._update_metrics(part, aux, rows.valid)
+        return sums
+
+    def _update_metrics(self, batch, aux, valid):
+        """Updates private metrics with the examples that contributed."""
+        real = batch["real"]
+        counted = tf.where(valid, real, 0.0)
+        self._dropped.update_state(tf.reduce_sum(real - counted))
+        # What is not finite would stay so with weight 0.
+        aux = tree.map_structure(lambda t: _masked(valid, t), aux)
+        self._model._loss_tracker.update_state(
+            aux["losses"], sample_weight=counted
+        )
+        if self._per_example_loss is not None:
+            trackers = self._per_example_loss.compile_loss.metrics
+            for tracker, values in zip(trackers, aux["outputs"]):
+                tracker.update_state(values, sample_weight=counted)
+        if self._metrics is not None:
+            _update_compiled_metrics(
+                self._metrics,
+                batch.get("y"),
+                aux["y_pred"],
+                batch.get("w"),
+                counted,
+            )
+
+
+def _added_losses(model, shape):
+    """Losses of `add_loss` for each example."""
+    losses = []
+    for layer in model._flatten_layers():
+        for loss in layer._get_own_losses():
+            if loss.shape != shape:
+                raise ValueError(
+                    f"Expected losses of shape [batch] from add_loss, got "
+                    f"shape {loss.shape} from {type(layer).__name__} "
+                    f"'{layer.name}': a loss of the whole batch mixes its "
+                    "examples. Add one value for each example; for activity "
+                    "regularizers, use `kernel_regularizer`."
+                )
+            losses.append(tf.cast(loss, tf.float32))
+    return losses
+
+
+def _keras_spec(tensor):
+    if tensor is None:
+        return None
+    return keras.KerasTensor(
+        tensor.shape, keras.backend.standardize_dtype(tensor.dtype)
+    )
+
+
+def _masked(valid, tensor):
+    """`tensor` with zeros where an example is not valid, its mask kept."""
+    if not tensor.dtype.is_floating:
+        return tensor
+    masked = operator.mask_rows(valid, tensor)
+    mask = backend.get_keras_mask(tensor)
+    if mask is not None:
+        backend.set_keras_mask(masked, mask)
+    return masked
+
+
+def _update_compiled_metrics(metrics, y, y_pred, weight, counted):
+    """As `CompileMetrics.update_state`, for the examples that count."""
+    targets, predictions = metrics._flatten_y(y), metrics._flatten_y(y_pred)
+    weights = [None] if weight is None else metrics._flatten_y(weight)
+    if len(weights) < len(targets):
+        weights = [weights[0]] * len(targets)
+    for unweighted, weighted, target, prediction, own in zip(
+        metrics._flat_metrics,
+        metrics._flat_weighted_metrics,
+        targets,
+        predictions,
+        weights,
+    ):
+        # Keras wants weights of masked sequences as [batch, 1].
+        masked = backend.get_keras_mask(prediction) is not None
+        real = counted[:, None] if masked else counted
+        if unweighted:
+            unweighted.update_state(target, prediction, real)
+        if weighted and own is None:
+            weighted.update_state(target, prediction, real)
+        elif weighted:
+            own = own[:, None] if masked and own.shape.rank == 1 else own
+            own = operator.scale_rows(counted, own)
+            weighted.update_state(target, prediction, own)
+
+
+def _is_seed(value):
+    return value.dtype == tf.uint32 and value.shape == [2]
+
+
+def _next_seed(seed):
+    """A seed that does not tell, and does not repeat, how `seed` advanced."""
+    return tf.random.stateless_uniform(
+        [2], tf.cast(seed, tf.int64), None, None, tf.uint32
+    )
