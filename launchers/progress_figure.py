@@ -37,15 +37,13 @@ def save_progress(path, rows, *, title, subtitle, delta, budget=None):
         spent = [row["epsilon"] for row in rows]
         if all(map(math.isfinite, spent)):
             _line(lower, epochs, spent, None, _EPSILON)
-            lower.set_ylim(bottom=0)
         else:
             lower.text(
                 0.5,
-                0.5,
+                0.4,
                 "not private: ε is infinite",
                 transform=lower.transAxes,
                 ha="center",
-                va="center",
                 color=_EPSILON,
             )
             lower.set_yticks([])
@@ -60,9 +58,14 @@ def save_progress(path, rows, *, title, subtitle, delta, budget=None):
                 va="top",
                 color=_GREY,
             )
+        # Last: it ends the automatic choice of the upper limit, too.
+        lower.set_ylim(bottom=0)
         lower.set_ylabel(f"ε spent, at δ = {delta:g}")
         lower.set_xlabel("epoch")
-        lower.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
+        lower.set_xlim(epochs[0] - 0.5, epochs[-1] + 0.5)
+        lower.xaxis.set_major_locator(
+            ticker.MaxNLocator(integer=True, min_n_ticks=1)
+        )
         for axes in (upper, lower):
             _tidy(axes)
         canvas.savefig(path)

@@ -174,6 +174,26 @@ class TestOptimizer:
         for own, other in zip(plain.get_weights(), before, strict=True):
             np.testing.assert_array_equal(own, other)
 
+    def test_optimizer_of_another_model(self):
+        """It would move the weights of a model whose ledger knows nothing."""
+        optimizer = dpsgd()
+        first, second = private(linear(), optimizer), linear()
+        first.fit(X, Y, verbose=0)
+        before = first.get_weights()
+        with pytest.raises(ValueError, match="optimizer"):
+            private(second, optimizer).fit(X, Y, verbose=0)
+        for own, other in zip(first.get_weights(), before, strict=True):
+            np.testing.assert_array_equal(own, other)
+
+    def test_optimizer_of_weights_that_are_frozen_since(self):
+        plain, optimizer = mlp(), dpsgd()
+        model = private(plain, optimizer)
+        model.fit(X, Y, verbose=0)
+        plain.layers[0].trainable = False
+        with pytest.raises(ValueError, match="optimizer"):
+            model.compile(optimizer, loss())
+            model.fit(X, Y, verbose=0)
+
     def test_loss_scaling_of_keras(self):
         model = tf_dpsub.make_private(linear())
         with pytest.raises(ValueError, match="auto_scale_loss=False.*constant"):

@@ -1,6 +1,7 @@
 """Every step of a run is recorded, and callbacks work as for any model."""
 
 import keras
+import numpy as np
 import pytest
 
 from tests.private_model_test import (
@@ -51,6 +52,18 @@ class TestSteps:
         # The limit ends with the run.
         model.fit(X, Y, verbose=0)
         assert model.ledger.steps == int(model.optimizer.iterations) == 12
+
+    def test_limit_of_no_steps(self):
+        class Limit(keras.callbacks.Callback):
+            def on_train_begin(self, logs=None):
+                self.model.limit_steps(0)
+
+        model = private(linear(), dpsgd())
+        before = model.get_weights()
+        model.fit(X, Y, callbacks=[Limit()], verbose=0)
+        assert model.ledger.steps == 0
+        for own, other in zip(model.get_weights(), before, strict=True):
+            np.testing.assert_array_equal(own, other)
 
     def test_steps_of_an_interrupted_run_count(self):
         class Interrupt(keras.callbacks.Callback):

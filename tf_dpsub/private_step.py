@@ -7,6 +7,7 @@ from keras.src import backend
 
 from tf_dpsub import gradients
 from tf_dpsub.gradients import operator, selection
+from tf_dpsub.gradients.tracing import trace
 from tf_dpsub.per_example_loss import PerExampleLoss
 
 # float16 losses are multiplied by this constant, which is public: gradients
@@ -82,10 +83,10 @@ class PrivateStep:
 
     def _build(self, spec):
         """Creates variables of losses and metrics outside of any step."""
-        forward = tf.function(
-            lambda x: self._model.call(x, training=True), autograph=False
+        forward = trace(
+            lambda x: self._model.call(x, training=True), spec["x"]
         )
-        outputs = forward.get_concrete_function(spec["x"]).structured_outputs
+        outputs = forward.structured_outputs
         y, y_pred = tree.map_structure(_keras_spec, (spec.get("y"), outputs))
         if self._per_example_loss is not None:
             if y is None:

@@ -49,11 +49,13 @@ def test_poisson_run():
         "each of the 60000 examples independently with probability q = 0.0025",
         "of adding or removing one example",
         "since the model was made private",
+        "Earlier training of its weights, and other models trained on the same "
+        "data, are not counted.",
         "Taken as public: the initial weights.",
     ):
         assert part in text
     assert "WARNING" not in text
-    assert "NOT private" not in text
+    assert "NOT PRIVATE" not in text
 
 
 @pytest.mark.parametrize("entry", [POISSON, BATCHES, ONCE])
@@ -95,6 +97,11 @@ def test_user_batches_with_each_example_once_per_epoch():
     assert "at most once in an epoch; 30 epochs were begun" in text
 
 
+def test_once_per_epoch_without_epochs_claims_nothing():
+    text = stated((ONCE, 1200))
+    assert "private, without amplification by sampling, by RDP" in text
+
+
 def test_all_entries_are_described_and_composed():
     text = stated((POISSON, 6000), (ONCE, 1200, 30))
     assert "with the sampling described below" in text
@@ -113,7 +120,7 @@ def test_no_steps():
 def test_no_noise(clip):
     plain = changed(POISSON, noise_multiplier=0.0, l2_norm_clip=clip)
     text = stated((POISSON, 7), (plain, 3))
-    assert "NOT private: 3 steps of DPSGD added no noise" in text
+    assert "NOT PRIVATE: 3 steps of DPSGD added no noise" in text
     assert ("clipped nothing" in text) == math.isinf(clip)
     assert "differentially private" not in text
     assert "RDP" not in text
@@ -136,7 +143,7 @@ def test_delta_without_a_number_of_examples():
     "change, warning",
     [
         ({"fixed_seed": True}, "for experiments only"),
-        ({"private_selection": True}, "ε does not cover the selection"),
+        ({"private_selection": True}, "ε does not cover that selection"),
     ],
 )
 def test_warnings_of_any_entry(change, warning):

@@ -16,13 +16,14 @@ import tensorflow as tf
 from matplotlib import image
 from tensorboard.backend.event_processing import event_accumulator
 
-from launchers import experiment
-from launchers import run_directory
-from launchers import run_recorder
-from launchers import train
-from launchers import train_config
-from tf_dpsub import accounting
-from tf_dpsub import data
+from launchers import (
+    experiment,
+    run_directory,
+    run_recorder,
+    train,
+    train_config,
+)
+from tf_dpsub import accounting, data
 
 ROOT = pathlib.Path(__file__).parents[2]
 # Of the 1,438 private digits.

@@ -339,6 +339,27 @@ class TestClippedSums:
             sums, _ = step(self.x, self.t, one)
             np.testing.assert_allclose(sums, self.rows[i], rtol=1e-6)
 
+    @pytest.mark.parametrize("implementation", ["graph", "vectorized_map"])
+    def test_norm_and_sum_see_the_same_dropout(self, implementation):
+        """Two passes with different masks would clip the wrong norm."""
+
+        def dropped(dtype):
+            return keras.Sequential(
+                [
+                    keras.Input((6,)),
+                    layers.Dropout(0.5, seed=1),
+                    layers.Dense(4),
+                ]
+            )
+
+        step = build_step(dropped, "float32", implementation, clip=0.01)
+        found = set()
+        for one in np.eye(BATCH):
+            sums, _ = step(self.x, self.t, one)
+            assert 0.01 * (1 - 2.0**-9) < np.linalg.norm(sums) <= 0.01
+            found.add(np.count_nonzero(sums))
+        assert len(found) > 1
+
     def test_all_weights_of_an_example_are_clipped_together(self):
         """Kernel and bias share one clip: not one each."""
         step = build_step(dense, "float32", clip=0.5)

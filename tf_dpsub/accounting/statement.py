@@ -33,7 +33,7 @@ _COVERED = (
 _SINCE = (
     "Counted: the private steps since the model was made private, with those "
     "of the checkpoints loaded into it. Earlier training of its weights, and "
-    "other models trained on the same data, are not."
+    "other models trained on the same data, are not counted."
 )
 _UNAMPLIFIED = "without amplification by sampling"
 _POISSON = (
@@ -121,7 +121,7 @@ def _claim(entries, epsilon, delta, accountant):
                 accountants.composed_epsilon([entry.event()], delta=delta)
             )
         )
-        return f"NOT private: {'; '.join(reasons)}. ε is infinite."
+        return f"NOT PRIVATE: {'; '.join(reasons)}. ε is infinite."
     return (
         f"Training was (ε = {round_up(epsilon)}, δ = {delta:g})-differentially "
         f"private, {_sampling(entries)}, by {accountant.upper()} accounting."
@@ -134,7 +134,7 @@ def _sampling(entries):
         "with Poisson sampling"
         if entry.sampler == "poisson"
         else "with each example once in an epoch"
-        if entry.each_example_once_per_epoch
+        if entry.each_example_once_per_epoch and entry.epochs
         else _UNAMPLIFIED
         for entry in entries
     )
@@ -157,7 +157,7 @@ def _warnings(entries, delta):
     if any(entry.private_selection for entry in entries):
         yield (
             "WARNING: a callback was allowed to steer the run by private "
-            "results. ε does not cover the selection."
+            "results. ε does not cover that selection."
         )
 
 

@@ -6,6 +6,7 @@ from absl import logging
 from tf_dpsub import gradients
 from tf_dpsub.gradients import operator, vectorized
 from tf_dpsub.gradients.graph import provenance
+from tf_dpsub.gradients.tracing import trace
 
 # Relative error of the self-check, by the precision of the model's products.
 _TOLERANCE = {"float32": 1e-3, "float64": 1e-3}
@@ -129,14 +130,8 @@ def changed_states(loss_fn, inputs, states):
         ]
         return losses
 
-    _trace(forward, inputs)
+    trace(forward, inputs)
     return changed
-
-
-def _trace(function, inputs):
-    """A traced function that is thrown away."""
-    traced = tf.function(function, autograph=False)
-    return traced.get_concrete_function(inputs)
 
 
 def _self_check(loss_fn, inputs, variables, states):
@@ -166,7 +161,7 @@ def _self_check(loss_fn, inputs, variables, states):
             tf.linalg.global_norm([n for _, n in errors]) + 1e-30
         )
 
-    check = _trace(check, inputs)
+    check = trace(check, inputs)
     before = [tf.identity(operator.tf_variable(v)) for v in states]
     error = float(check(tf.nest.map_structure(_synthetic, inputs)))
     for variable, value in zip(states, before):

@@ -7,6 +7,7 @@ from keras.src import backend
 from tf_dpsub.gradients import operator
 from tf_dpsub.gradients.graph.provenance import Provenance
 from tf_dpsub.gradients.graph.states import Unproven
+from tf_dpsub.gradients.tracing import trace
 
 
 class StoredGradients(operator.PerExampleGradients):
@@ -88,8 +89,7 @@ def one_by_one(
         example = tf.nest.map_structure(
             lambda t: tf.TensorSpec(t.shape[1:], t.dtype), inputs
         )
-        outputs = tf.function(row_of, autograph=False)
-        outputs = outputs.get_concrete_function(example).structured_outputs
+        outputs = trace(row_of, example).structured_outputs
         arguments["fn_output_signature"] = tf.nest.map_structure(
             lambda t: tf.TensorSpec(t.shape, t.dtype), outputs
         )
@@ -120,14 +120,10 @@ def vectorizes(loss_fn, inputs, variables):
     """
     tf_variables = [operator.tf_variable(v) for v in variables]
     row_of = _row_function(loss_fn, tf_variables, 1.0)
-    traced = tf.function(
-        lambda batch: tf.vectorized_map(row_of, batch), autograph=False
-    )
-    specs = tf.nest.map_structure(
-        lambda t: tf.TensorSpec(t.shape, t.dtype), inputs
-    )
     try:
-        graph = traced.get_concrete_function(specs).graph
+        graph = trace(
+            lambda batch: tf.vectorized_map(row_of, batch), inputs
+        ).graph
     except Exception as e:  # whatever a converter of TensorFlow may raise
         logging.info("tf.vectorized_map cannot run the model: %s", e)
         return False
@@ -182,5 +178,4 @@ def _require_no_state_update(loss_fn, inputs, variables):
             # Effects other than on variables hide no state of the model.
             return
 
-    specs = tf.nest.map_structure(tf.type_spec_from_value, inputs)
-    tf.function(step, autograph=False).get_concrete_function(specs)
+    trace(step, inputs)
