@@ -423,6 +423,12 @@ class PrivateModel(keras.Model):
     def _poisson_batches(self, x, y, sample_weight):
         """Poisson batches of arrays; None for a dataset of given batches."""
         if isinstance(x, tf.data.Dataset):
+            if y is not None or sample_weight is not None:
+                raise ValueError(
+                    "Expected y=None and sample_weight=None with a "
+                    "tf.data.Dataset, got targets or weights beside it. Let "
+                    "the dataset give (x, y) or (x, y, sample_weight)."
+                )
             return None
         if isinstance(x, poisson_batches.PoissonBatches):
             self._checked_batch_size(x.batch_size)

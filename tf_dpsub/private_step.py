@@ -83,9 +83,7 @@ class PrivateStep:
 
     def _build(self, spec):
         """Creates variables of losses and metrics outside of any step."""
-        forward = trace(
-            lambda x: self._model.call(x, training=True), spec["x"]
-        )
+        forward = trace(lambda x: self._model.call(x, training=True), spec["x"])
         outputs = forward.structured_outputs
         y, y_pred = tree.map_structure(_keras_spec, (spec.get("y"), outputs))
         if self._per_example_loss is not None:

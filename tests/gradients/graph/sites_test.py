@@ -74,7 +74,10 @@ MODELS = {
     "dense_gram": ((3, 40), [L.Dense(30)]),
     # By rows: many positions.
     "dense_rows": ((30, 4), [L.Dense(5)]),
-    "einsum_groups": ((6, 4, 5), [L.EinsumDense("bthd,hde->bthe", (None, 4, 7))]),
+    "einsum_groups": (
+        (6, 4, 5),
+        [L.EinsumDense("bthd,hde->bthe", (None, 4, 7))],
+    ),
     "einsum_heads": ((6, 8), [L.EinsumDense("btd,dhe->bthe", (None, 2, 3))]),
     "conv_patches": ((9, 9, 2), [L.Conv2D(4, 3, 2, padding="same")]),
     "conv_taps": ((6, 6, 33), [L.Conv2D(3, 3)]),
