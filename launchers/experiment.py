@@ -113,6 +113,13 @@ class _Run:
                 ),
             )
             self._recorder.restore(self._model)
+        if config.fixed_noise_seed is not None and self._model.ledger.steps:
+            raise ValueError(
+                "Expected fixed_noise_seed=None to resume a run, got "
+                f"{config.fixed_noise_seed}: the same noise would be drawn "
+                "again, and cancel in the difference of two steps. Start "
+                "another one, in another workdir."
+            )
 
     def complete(self):
         """Trains what is left, and writes all files; returns the result."""
@@ -150,9 +157,9 @@ class _Run:
             raise ValueError(
                 f"Expected a run that keeps the budget ε = {config.epsilon:g}, "
                 f"got {config.epochs} epochs with noise multiplier "
-                f"{config.noise_multiplier:g}: {fitting} epochs ({steps} "
-                "steps) fit. Train for fewer epochs, with more noise, or give "
-                "epsilon alone: the noise is then calibrated."
+                f"{self._entry().noise_multiplier:g}: {fitting} epochs "
+                f"({steps} steps) fit. Train for fewer epochs, with more "
+                "noise, or give epsilon alone: the noise is then calibrated."
             )
         if last == 0:
             raise ValueError(

@@ -78,7 +78,7 @@ def _line(axes, epochs, values, label, colour):
         color=colour,
         label=label,
         linewidth=2,
-        marker="o",
+        marker="o" if len(epochs) <= 60 else None,
         markersize=3,
     )
 

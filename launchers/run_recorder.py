@@ -9,7 +9,7 @@ import time
 
 import keras
 
-_CHECKPOINT = "epoch_{:04d}.weights.h5"
+_CHECKPOINT = "epoch_{:06d}.weights.h5"
 
 
 class RunRecorder(keras.callbacks.Callback):

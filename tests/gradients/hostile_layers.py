@@ -51,8 +51,14 @@ class Case:
     positional: bool
     on_losses: bool
 
-    def problem(self):
-        """Returns a fresh `Problem` of this case."""
+    def problem(self, detached=False):
+        """Returns a fresh `Problem` of this case.
+
+        Args:
+            detached: bool, whether no gradient passes through the layer, so
+                that its forward pass alone can give it away. Defaults to
+                `False`.
+        """
         keras.utils.set_random_seed(3)
         rng = np.random.default_rng(3)
         layer = HostileLayer(self)
@@ -64,7 +70,10 @@ class Case:
 
         def loss_fn(inputs):
             x, y = inputs
-            losses = model_zoo.cross_entropy(y, head(layer(x)))
+            h = layer(x)
+            if detached:
+                h = tf.stop_gradient(h)
+            losses = model_zoo.cross_entropy(y, head(h))
             if self.on_losses:
                 losses = self.function(layer, losses, x, y)
             return losses, None
@@ -656,6 +665,14 @@ def batch_moments(layer, x):
     return h @ layer.kernel
 
 
+@hostile(MIXES)
+def fused_batch_normalization(layer, x):
+    h = tf.compat.v1.nn.fused_batch_norm(
+        (x @ layer.kernel)[:, None, None], tf.ones(SIZE), tf.zeros(SIZE)
+    )[0]
+    return h[:, 0, 0]
+
+
 @hostile(RAISES)
 def batch_normalization(layer, x):
     return layer.normalization(x @ layer.kernel, training=True)
@@ -843,6 +860,11 @@ def covariance_product(layer, x):
 
 
 @hostile(MIXES)
+def gram_by_einsum(layer, x):
+    return tf.einsum("bi,ci->bc", x, x) @ layer.kernel
+
+
+@hostile(MIXES)
 def einsum_over_batch(layer, x):
     return tf.einsum("bi,ci->bc", x, x @ layer.kernel)[:, :1] + x
 
@@ -919,6 +941,17 @@ def ghost_batches(layer, x):
 def batch_split_and_transposed(layer, x):
     h = tf.reshape(x @ layer.kernel, [2, _batch(x) // 2, SIZE])
     return tf.reshape(tf.transpose(h, [1, 0, 2]), x.shape)
+
+
+@hostile(MIXES)
+def concatenated_with_transpose(layer, x):
+    h = tf.concat([x @ layer.kernel, tf.transpose(x)], 1)
+    return h[:, ::2]
+
+
+@hostile(MIXES)
+def stacked_with_transpose(layer, x):
+    return tf.reduce_max(tf.stack([x @ layer.kernel, tf.transpose(x)]), 0)
 
 
 @hostile(MIXES)

@@ -69,6 +69,28 @@ def test_outcome_is_the_expected_one(name):
         assert isinstance(result, ERRORS[expected]), result
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        n
+        for n in names(hostile_layers.MIXES)
+        if not CASES[n].on_losses and not n.startswith("gradient_")
+    ],
+)
+def test_mixing_is_found_without_its_gradient(name):
+    """Statistics under a stop_gradient show in the forward pass alone."""
+    problem = CASES[name].problem(detached=True)
+
+    @tf.function(autograph=False)
+    def step(inputs):
+        return gradients.per_example_gradients(
+            problem.loss_fn, inputs, problem.variables
+        )[0].sq_norms()
+
+    with pytest.raises(gradients.Unproven):
+        step.get_concrete_function(problem.inputs)
+
+
 def mixing_error(problem):
     """How far one example alone is from the same one in its batch."""
     alone = model_zoo.rows_alone(problem)

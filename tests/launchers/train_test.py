@@ -285,9 +285,21 @@ class TestInterruption:
         with monkeypatch.context() as patch:
             StopAt(patch, epoch=1, step=3, stop=interrupt)
             with pytest.raises(KeyboardInterrupt):
-                experiment.train(config, tmp_path)
+                # There is nothing to resume: the run begins.
+                experiment.train(config, tmp_path, resume=True)
         result = experiment.train(config, tmp_path, resume=True)
         assert (result["epochs"], result["steps"]) == (1, 2 + 6)
+
+    def test_noise_of_a_fixed_seed_is_not_drawn_again(
+        self, tmp_path, monkeypatch
+    ):
+        config = digits_config(fixed_noise_seed=3)
+        with monkeypatch.context() as patch:
+            StopAt(patch, epoch=1, step=3, stop=interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                experiment.train(config, tmp_path)
+        with pytest.raises(ValueError, match="same noise would be drawn"):
+            experiment.train(config, tmp_path, resume=True)
 
     def test_metrics_after_the_checkpoint_are_taken_back(
         self, tmp_path, monkeypatch
