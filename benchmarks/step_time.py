@@ -80,7 +80,7 @@ def _step(model, x, y, optimizer, batch):
         # As large as every batch here: sampling is not what is measured.
         model._prepare_training(model._distributed(batches).element_spec)
         dataset = model._dataset_of_batches(dataset)
-        model._run = _Endless()
+        model.current_run = _Endless()
         model._charge = lambda steps: None
     else:
         model.optimizer.build(model.trainable_variables)

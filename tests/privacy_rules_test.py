@@ -81,14 +81,14 @@ def noise_of_steps():
     """Of three steps, of four microbatches each, in every weight."""
     plain = keras.Sequential(
         [
-            keras.Input((64,)),
-            layers.Dense(50),
+            keras.Input((256,)),
+            layers.Dense(200),
             layers.LayerNormalization(),
-            layers.Dense(40, use_bias=False),
+            layers.Dense(100, use_bias=False),
         ]
     )
     model = noisy(plain, seed=0)
-    x = np.zeros([16, 64])
+    x = np.zeros([16, 256])
     return movements(model, lambda: model.train_on_batch(x, x), steps=3)
 
 
@@ -120,7 +120,7 @@ class TestNoise:
         # Rows and columns of one kernel, and the vectors of one length.
         vectors = np.stack([*kernel[:20], *rest[:3]])
         correlations = np.corrcoef(vectors) - np.eye(len(vectors))
-        assert np.abs(correlations).max() < 5 / np.sqrt(50)
+        assert np.abs(correlations).max() < 5 / np.sqrt(200)
 
     @pytest.mark.parametrize("jit_compile", [False, True])
     def test_secure(self, jit_compile):

@@ -20,22 +20,39 @@ _GPU_MICROBATCH = 512
 
 
 @dataclasses.dataclass
-class _Run:
-    """What a call of `fit` will do.
+class Run:
+    """What a call of `fit` does.
 
     Attributes:
         entry: `accounting.LedgerEntry` of its steps.
         steps_per_epoch: int, or None where it is not known.
-        epochs: int, how many it will begin.
+        last_epoch: int, the epoch at which it ends.
+        first_epoch: int, the epoch at which it begins. Known for certain from
+            then on: Keras may restore a later one from a backup.
         left: int, steps left in the epoch, or None.
         epochs_to_charge: int, epochs begun that are not in the ledger yet.
+        started: bool, whether an epoch has begun.
     """
 
     entry: accounting.LedgerEntry
     steps_per_epoch: int | None
-    epochs: int
+    last_epoch: int
+    first_epoch: int = 0
     left: int | None = None
     epochs_to_charge: int = 0
+    started: bool = False
+
+    @property
+    def epochs(self):
+        """How many epochs it makes."""
+        return max(0, self.last_epoch - self.first_epoch)
+
+    def begin_epoch(self, epoch):
+        """To be called where an epoch begins, before its first step."""
+        if not self.started:
+            self.first_epoch, self.started = epoch, True
+        self.left = self.steps_per_epoch
+        self.epochs_to_charge += 1
 
     @property
     def steps(self):
@@ -105,6 +122,7 @@ class PrivateModel(keras.Model):
     Attributes:
         model: the plain model.
         ledger: `tf_dpsub.accounting.PrivacyLedger`, all steps so far.
+        current_run: `Run`, the call of `fit` in progress, or None.
     """
 
     def __init__(self, model, ledger_path=None, name=None):
@@ -123,7 +141,7 @@ class PrivateModel(keras.Model):
         self.model = model
         self.ledger = accounting.PrivacyLedger(ledger_path)
         self.built = True
-        self._run = None
+        self.current_run = None
         self._step_limit = None
 
     # As the plain model.
@@ -307,7 +325,7 @@ class PrivateModel(keras.Model):
             known_steps = steps_per_epoch
             dataset = self._distributed(poisson)
         self._prepare_training(given_batches.element_spec(dataset))
-        self._run = _Run(
+        self.current_run = Run(
             entry=self._ledger_entry(
                 poisson,
                 each_example_once_per_epoch=each_example_once_per_epoch,
@@ -319,7 +337,8 @@ class PrivateModel(keras.Model):
                 ),
             ),
             steps_per_epoch=known_steps,
-            epochs=max(0, epochs - initial_epoch),
+            last_epoch=epochs,
+            first_epoch=initial_epoch,
         )
         try:
             return super().fit(
@@ -371,8 +390,8 @@ class PrivateModel(keras.Model):
         )
         self.make_train_function()
         self.reset_metrics()
-        self._run = _Run(self._ledger_entry(None), 1, 1)
-        self._begin_epoch()
+        self.current_run = Run(self._ledger_entry(None), 1, 1)
+        self.current_run.begin_epoch(0)
         try:
             logs = self.train_function(iter([batch]))
         finally:
@@ -515,14 +534,12 @@ class PrivateModel(keras.Model):
             **stated,
         )
 
-    def _begin_epoch(self):
-        self._run.left = self._run.steps_per_epoch
-        self._run.epochs_to_charge += 1
-
     def _charge(self, steps):
         """Records steps before they run."""
-        run = self._run
-        self.ledger.charge(run.entry, steps, run.epochs_to_charge)
+        run = self.current_run
+        self.ledger.charge(
+            run.entry, steps, run.epochs_to_charge, planned=run.left
+        )
         run.epochs_to_charge = 0
         if run.left is not None:
             run.left -= steps
@@ -532,14 +549,14 @@ class PrivateModel(keras.Model):
                 self.stop_training = True
 
     def _end_run(self):
-        self._run = None
+        self.current_run = None
         self._step_limit = None
         self.ledger.settle()
 
     @property
     def planned_steps(self):
         """Steps of the run of `fit` in progress, None if not known."""
-        return None if self._run is None else self._run.steps
+        return None if self.current_run is None else self.current_run.steps
 
     def steps_within(self, epsilon, delta, accountant="rdp"):
         """How many further steps of the run in progress keep a budget.
@@ -553,7 +570,10 @@ class PrivateModel(keras.Model):
             int.
         """
         return self.ledger.steps_within(
-            self._run.entry, epsilon=epsilon, delta=delta, accountant=accountant
+            self.current_run.entry,
+            epsilon=epsilon,
+            delta=delta,
+            accountant=accountant,
         )
 
     def limit_steps(self, steps):
@@ -604,13 +624,16 @@ class PrivateModel(keras.Model):
             return tf.function(block, autograph=False)
 
         def train_function(iterator):
-            allowed = [self.steps_per_execution, self._run.left]
-            if self._run.left is None:
+            allowed = [self.steps_per_execution, self.current_run.left]
+            if self.current_run.left is None:
                 # Where an epoch ends is not known: nothing may be charged for
                 # that does not run.
                 allowed = [1]
             allowed = [n for n in [*allowed, self._step_limit] if n is not None]
             count = min(allowed)
+            if count == 0:
+                self.stop_training = True
+                return self._training_logs()
             if count > 1 and not self.run_eagerly:
                 self._charge(count)
                 return block_of(count)(iterator)
@@ -626,6 +649,9 @@ class PrivateModel(keras.Model):
         self.optimizer.prepare(self)
         sums = self._step(data)
         self.optimizer.release(sums, self._regularization_gradients())
+        return self._training_logs()
+
+    def _training_logs(self):
         logs = self.get_metrics_result()
         logs["dropped"] = self._tallies.dropped.result()
         return logs
@@ -686,7 +712,7 @@ class _EpochCounter(keras.callbacks.Callback):
     """Tells the model where an epoch begins."""
 
     def on_epoch_begin(self, epoch, logs=None):
-        self.model._begin_epoch()
+        self.model.current_run.begin_epoch(epoch)
 
 
 def _with_epoch_counter(callbacks):

@@ -93,6 +93,18 @@ def repeat(scale):
     return lambda z: scale * np.broadcast_to(z[:1], z.shape)
 
 
+def pairs(scale, sign, off=0.0):
+    """Positions in pairs, alike or opposite, but for a share of `off`."""
+
+    def make(z):
+        changed = z.copy()
+        half = len(z) // 2
+        changed[half : 2 * half] = sign * z[:half] * (1 + off * z[half:][:half])
+        return scale * changed
+
+    return make
+
+
 def one_entry(value):
     def make(z):
         changed = z.copy()
@@ -110,11 +122,9 @@ KINDS = {
     "aligned": (np.ones_like, np.ones_like),
     "cancelling": (alternate(1e2), repeat(1e2)),
     "cancelling_gradients": (repeat(1e2), alternate(1e2)),
-    "cancelling_ghosts": (alternate(1e6), repeat(1e6)),
-    "almost_cancelling": (
-        lambda z: alternate(1e3)(z) * (1 + 1e-6 * z),
-        repeat(1e3),
-    ),
+    "cancelling_pairs": (pairs(1e6, -1), pairs(1e6, 1)),
+    "almost_cancelling": (pairs(1e3, -1, 1e-6), pairs(1e3, 1)),
+    "almost_cancelling_gradients": (pairs(1e2, 1), pairs(1e2, -1, 1e-5)),
     "denormal_inputs": (vary(1e-40), vary(1e30)),
     "denormal_gradients": (vary(1e18), vary(1e-40)),
     "underflowing_inputs": (vary(1e-22), vary(1e18)),
@@ -211,7 +221,8 @@ def check_sensitivity(step):
     without, _ = step(x, t, others)
     assert np.linalg.norm(without) > 0
     reached = {}
-    for kind in KINDS:
+    # Whether rounding hides what is left of a sum is a matter of luck.
+    for kind in [kind for kind in KINDS for _ in range(4)]:
         x[HOSTILE], t[HOSTILE] = hostile_example(step, kind, random)
         with_it, valid = step(x, t, all_of_them)
         assert np.isfinite(with_it).all(), kind

@@ -240,9 +240,9 @@ class TestOutsideOfAPrivateModel:
 class TestRelease:
     def test_noise_has_the_promised_variance(self):
         """(sigma C / B)^2 in every weight, around the mean of the sums."""
-        kernel, bias = zeros(100, 100), zeros(5000)
+        kernel, bias = zeros(300, 300), zeros(80_000)
         optimizer = built(kernel, bias, seed=0)
-        optimizer.release([tf.fill([100, 100], 20.0), tf.zeros([5000])])
+        optimizer.release([tf.fill([300, 300], 20.0), tf.zeros([80_000])])
         stddev = 1.5 * 0.5 / 10
         for variable, mean in ((kernel, -2.0), (bias, 0.0)):
             z = (np.ravel(variable.numpy()) - mean) / stddev

@@ -292,7 +292,7 @@ class PrivacyLedger:
         """Total number of steps."""
         return sum(segment.steps for segment in self._segments)
 
-    def charge(self, entry, steps=1, epochs=0):
+    def charge(self, entry, steps=1, epochs=0, planned=None):
         """Counts steps, before they run.
 
         An epoch is charged with or before its first step. Steps of an entry
@@ -304,6 +304,8 @@ class PrivacyLedger:
                 differs from the last one, a new entry begins.
             steps: int, number of steps. Defaults to 1.
             epochs: int, number of epochs that begin. Defaults to 0.
+            planned: int, how many steps will be charged at most, these
+                included: no more are written ahead. Defaults to `None`.
         """
         self._open_segment(entry, steps, epochs)
         self._open.steps += steps
@@ -313,7 +315,10 @@ class PrivacyLedger:
         self._reserved_steps -= steps
         self._reserved_epochs -= epochs
         if self._reserved_steps < 0 or self._reserved_epochs < 0:
-            self._write(ahead=(max(self._block - steps, 0), 0))
+            block = (
+                self._block if planned is None else min(self._block, planned)
+            )
+            self._write(ahead=(max(block - steps, 0), 0))
 
     def reserve(self, entry, steps, epochs=0):
         """Durably records a block of steps before it runs.
@@ -332,7 +337,7 @@ class PrivacyLedger:
 
     def settle(self):
         """Writes the true counts: what is left of a block is given back."""
-        if self._path is not None:
+        if self._path is not None and self._segments:
             self._write()
 
     def merge(self, other):

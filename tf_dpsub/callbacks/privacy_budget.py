@@ -71,10 +71,18 @@ class PrivacyBudget(keras.callbacks.Callback):
                 f"'{model.name}', which spends no privacy budget but gives "
                 "none either. Wrap it: `tf_dpsub.make_private(model)`."
             )
-        run = model._run
-        self._warn_of_large_delta(run.entry.examples)
-        if math.isinf(self.epsilon):
-            return
+        self._warn_of_large_delta(model.current_run.entry.examples)
+        self._is_checked = math.isinf(self.epsilon)
+
+    def on_epoch_begin(self, epoch, logs=None):
+        # By then Keras has restored a backup, and the model knows from where
+        # the run goes on.
+        if not self._is_checked:
+            self._check()
+            self._is_checked = True
+
+    def _check(self):
+        model, run = self.model, self.model.current_run
         fitting = model.steps_within(self.epsilon, self.delta, self.accountant)
         # Where an epoch gives each example once, it counts as one release.
         by_epoch = run.entry.each_example_once_per_epoch
@@ -98,7 +106,7 @@ class PrivacyBudget(keras.callbacks.Callback):
             )
 
     def _refuse(self, planned, fitting, by_epoch):
-        model, run = self.model, self.model._run
+        model, run = self.model, self.model.current_run
         spent = model.epsilon(self.delta, self.accountant)
         budget = f"(ε = {self.epsilon:g}, δ = {self.delta:g})"
         if planned is None:
