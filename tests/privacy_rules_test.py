@@ -15,6 +15,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras.src.random.seed_generator import global_seed_generator
 from scipy import stats
 
 import tf_dpsub
@@ -420,6 +421,11 @@ def fit_and_watch(model, read, seed=0, steps=40):
     return list(zip(drawn, found, strict=True))
 
 
+class GloballySeededDropout(layers.Layer):
+    def call(self, inputs, training=False):
+        return keras.random.dropout(inputs, 0.5) if training else inputs
+
+
 class TestSampling:
     def test_empty_draw_is_noise_of_the_same_variance(self):
         plain = keras.Sequential([keras.Input((FEATURES,)), layers.Dense(100)])
@@ -454,12 +460,18 @@ class TestSampling:
             [moved for _, moved in steps], np.cumsum(drawn) / 4, rtol=1e-5
         )
 
-    def test_states_do_not_tell_how_many_were_drawn(self):
-        """Dropout's seed advances with each microbatch that runs."""
+    @pytest.mark.parametrize("whose", ["of_the_layer", "of_keras"])
+    def test_states_do_not_tell_how_many_were_drawn(self, whose):
+        """Seeds advance with each microbatch that runs."""
         runs = []
         for seed in (0, 1):
-            plain = mlp(layers.Dropout(0.5, seed=1), layers.Dense(4))
-            (state,) = plain.non_trainable_variables
+            keras.utils.set_random_seed(0)
+            if whose == "of_the_layer":
+                plain = mlp(layers.Dropout(0.5, seed=1), layers.Dense(4))
+                (state,) = plain.non_trainable_variables
+            else:
+                plain = mlp(GloballySeededDropout(), layers.Dense(4))
+                state = global_seed_generator().state
             model = private(plain, dpsgd(batch_size=4, microbatch_size=2))
             steps = fit_and_watch(model, lambda: tuple(state.numpy()), seed)
             runs.append(steps)
@@ -569,6 +581,25 @@ class TestStatement:
         model = private(mlp(norm, layers.Dense(4)), dpsgd())
         model.fit(X, Y, verbose=0)
         assert "adapted state of normalization 'standardize'" in words(model)
+
+    def test_lists_adapted_vocabularies(self):
+        texts = tf.constant(["a b", "b c d", "d", "e a b"] * 5)
+        words_of = layers.TextVectorization(
+            max_tokens=10, output_sequence_length=4, name="split"
+        )
+        words_of.adapt(texts)
+        plain = keras.Sequential(
+            [
+                keras.Input((), dtype="string"),
+                words_of,
+                layers.Embedding(10, 4),
+                layers.GlobalAveragePooling1D(),
+                layers.Dense(3),
+            ]
+        )
+        model = private(plain, dpsgd())
+        model.fit(texts, Y, verbose=0)
+        assert "adapted state of textvectorization 'split'" in words(model)
 
     @pytest.mark.parametrize("seed", [None, 0])
     def test_tells_of_a_fixed_seed(self, seed):

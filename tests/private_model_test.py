@@ -170,6 +170,25 @@ class TestEqualsKeras:
             pairs = np.reshape(reference[name], [2, 2])
             np.testing.assert_allclose(history[name], pairs.mean(1), rtol=1e-5)
 
+    @pytest.mark.slow
+    @pytest.mark.parametrize("jit_compile", [False, True])
+    @pytest.mark.parametrize("layer", [layers.LSTM, layers.GRU])
+    def test_recurrent_layers(self, layer, jit_compile):
+        """Their loops are not proved: they run one example at a time."""
+        plain = keras.Sequential(
+            [keras.Input((3, 2)), layer(2), layers.Dense(CLASSES)]
+        )
+        expected = twin(plain)
+        series = _random.normal(size=(EXAMPLES, 3, 2)).astype("float32")
+        model = private(
+            plain,
+            dpsgd(batch_size=EXAMPLES, **EXACT),
+            jit_compile=jit_compile,
+        )
+        model.fit(series, Y, verbose=0)
+        fit_plainly(expected, keras.optimizers.SGD(0.1), 1, x=series)
+        assert_same_weights(plain, expected)
+
     def test_learning_rate_is_that_of_the_inner_optimizer(self):
         optimizer = dpsgd(keras.optimizers.SGD(0.5), **EXACT)
         model = private(linear(), optimizer)

@@ -5,7 +5,7 @@ from absl import logging
 
 from tf_dpsub import gradients
 from tf_dpsub.gradients import operator, vectorized
-from tf_dpsub.gradients.graph import provenance
+from tf_dpsub.gradients.graph import effects, provenance
 from tf_dpsub.gradients.tracing import trace
 
 # Relative error of the self-check, by the precision of the model's products.
@@ -107,7 +107,7 @@ def changed_states(loss_fn, inputs, states):
 
     Raises:
         UpdatesState: if a variable is assigned a value that depends on the
-            batch.
+            batch, or a state that is none of `states` is changed.
     """
     changed = []
 
@@ -116,22 +116,31 @@ def changed_states(loss_fn, inputs, states):
         graph, flat = losses.graph, tf.nest.flatten(batch)
         proof = provenance.Provenance(graph, flat, losses.shape[0])
         try:
-            proof.require_no_state_update(graph)
+            proof.require_no_effect(graph)
         except gradients.Unproven as e:
             # Effects other than on variables are left to the implementations.
             logging.debug("%s", e)
-        assigned = {
-            op.inputs[0].ref()
-            for op in graph.get_operations()
-            if op.type.startswith("Assign")
-        }
-        changed[:] = [
-            v for v in states if provenance.handle(v).ref() in assigned
-        ]
+        written = effects.written_resources(graph)
+        known = {provenance.handle(v).ref(): v for v in states}
+        for _, inner in graph.captures:
+            if inner.ref() in written and inner.ref() not in known:
+                raise gradients.UpdatesState(
+                    f"'{_name(inner)}' is updated in every forward pass "
+                    "and is no weight of the model: how often tells how many "
+                    "examples were drawn. Make it a weight that is not trained "
+                    "(`add_weight(..., trainable=False)`), or draw from a "
+                    "`keras.random.SeedGenerator`."
+                )
+        changed[:] = [v for ref, v in known.items() if ref in written]
         return losses
 
     trace(forward, inputs)
     return changed
+
+
+def _name(handle):
+    """Names a captured resource by what is done with it."""
+    return ", ".join(sorted({op.name for op in handle.consumers()}))
 
 
 def _self_check(loss_fn, inputs, variables, states):

@@ -5,8 +5,7 @@ from absl import logging
 from keras.src import backend
 
 from tf_dpsub.gradients import operator
-from tf_dpsub.gradients.graph.provenance import Provenance
-from tf_dpsub.gradients.graph.states import Unproven
+from tf_dpsub.gradients.graph import effects
 from tf_dpsub.gradients.tracing import trace
 
 
@@ -76,14 +75,15 @@ def one_by_one(
 
     Raises:
         UpdatesState: if a variable is assigned a value computed from the batch.
+        Unproven: if something else is stored that a later row may read.
     """
     tf_variables = [operator.tf_variable(v) for v in variables]
-    _require_no_state_update(loss_fn, inputs, tf_variables)
     if map_function is tf.vectorized_map and not vectorizes(
         loss_fn, inputs, variables
     ):
         map_function = tf.map_fn
     row_of = _row_function(loss_fn, tf_variables, loss_scale)
+    _require_no_effect(row_of, inputs)
     arguments = {}
     if map_function is tf.map_fn:
         example = tf.nest.map_structure(
@@ -159,23 +159,26 @@ def _row_function(loss_fn, tf_variables, loss_scale):
     return row_of
 
 
-def _require_no_state_update(loss_fn, inputs, variables):
-    """A state would leak even if only one example at a time updates it.
+def _require_no_effect(row_of, inputs):
+    """Checks that nothing outlives the row of an example but what is public.
 
     Raises:
-        UpdatesState: if a variable is assigned a value computed from the batch.
+        UpdatesState: if a variable is assigned a value computed from it.
+        Unproven: if something else is stored that a later row may read.
     """
+    example = tf.nest.map_structure(
+        lambda t: tf.TensorSpec(t.shape[1:], t.dtype), inputs
+    )
 
-    def step(batch):
-        with tf.GradientTape() as tape:
-            losses, _ = loss_fn(batch)
-        tape.gradient(losses, variables)
-        flat = tf.nest.flatten(batch)
-        proof = Provenance(losses.graph, flat, flat[0].shape[0])
-        try:
-            proof.require_no_state_update(losses.graph)
-        except Unproven:
-            # Effects other than on variables hide no state of the model.
-            return
+    def traced(example):
+        depends = {t.ref() for t in tf.nest.flatten(example)}
+        row_of(example)
+        graph = tf.compat.v1.get_default_graph()
+        for op in graph.get_operations():
+            if any(i.ref() in depends for i in op.inputs):
+                depends.update(t.ref() for t in op.outputs)
+        effects.require_none(
+            graph, lambda t: t.ref() not in depends, allow_python=True
+        )
 
-    trace(step, inputs)
+    trace(traced, example)

@@ -7,6 +7,14 @@ from tensorflow.python.framework import function_def_to_graph
 from tensorflow.python.ops import handle_data_util
 
 CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
+CONTROL_FLOW = CALLS | {
+    "Case",
+    "If",
+    "StatelessCase",
+    "StatelessIf",
+    "StatelessWhile",
+    "While",
+}
 
 _BODIES = weakref.WeakKeyDictionary()
 

@@ -72,7 +72,7 @@ class GraphGradients(operator.PerExampleGradients):
         if self.batch_size < 2:
             raise Unproven("a batch of one example has no batch axis to follow")
         self._proof = Provenance(losses.graph, inputs, self.batch_size)
-        self._proof.require_no_state_update(losses.graph)
+        self._proof.require_no_effect(losses.graph)
         state = self._proof.require_per_example(losses, "the loss")
         if state != PerExample(0, 1, 1):
             raise Unproven(f"the losses are not one for each example: {state}")
@@ -82,7 +82,7 @@ class GraphGradients(operator.PerExampleGradients):
         uses = [self._find_uses(v) for v in self.variables]
         self._build_sites(uses)
         # Now the backward pass is there, which may have effects of its own.
-        self._proof.require_no_state_update(losses.graph)
+        self._proof.require_no_effect(losses.graph)
         self._parts = {
             operator.tf_variable(v).ref(): self._combine(v, uses_of)
             for v, uses_of in zip(self.variables, uses)

@@ -23,7 +23,7 @@ _RULES = {}
 
 # Outputs are functions of static shapes alone.
 _SHAPE_ONLY = frozenset(
-    "Shape ShapeN Size Rank ZerosLike OnesLike BroadcastGradientArgs".split()
+    "Shape ShapeN Size Rank ZerosLike OnesLike".split()
 )
 
 
@@ -359,6 +359,8 @@ def _bias_add(a):
 @_rule("GatherV2")
 def _gather(a):
     batch_dims = a.attr("batch_dims")
+    if batch_dims < 0:
+        raise Unproven("counts its batch axes from the end")
     params, indices = a.shape(0), a.shape(1)
     axis = int(a.constant(2)) % len(params)
     if a.batched == [1]:
@@ -465,9 +467,12 @@ def _kept_axes(a, shape, begin, end, strides):
         for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
     }
     count = len(begin)
-    added = bin(masks["new_axis"]).count("1")
-    has_ellipsis = masks["ellipsis"] != 0
-    spanned = len(shape) - (count - added - has_ellipsis)
+    # A bit of the mask beyond the entries, or at the ellipsis, has no effect.
+    added = sum(
+        masks["new_axis"] >> k & ~masks["ellipsis"] >> k & 1
+        for k in range(count)
+    )
+    spanned = len(shape) - (count - added - (masks["ellipsis"] != 0))
     kept, before, after = {}, 0, 0
     for k in range(count):
         if masks["ellipsis"] >> k & 1:
@@ -484,6 +489,8 @@ def _kept_axes(a, shape, begin, end, strides):
             if from_start and to_end and strides[k] == 1:
                 kept[before] = after
             before, after = before + 1, after + 1
+    if before > len(shape):
+        raise Unproven("has more entries than axes")
     while before < len(shape):
         kept[before] = after
         before, after = before + 1, after + 1

@@ -16,26 +16,15 @@ which is what privacy rests on.
 
 import tensorflow as tf
 
-from tf_dpsub.gradients.graph import constants, functions, operations
+from tf_dpsub.gradients.graph import constants, effects, functions, operations
 from tf_dpsub.gradients.graph.states import (
     PUBLIC,
     Mixed,
     MixesExamples,
     PerExample,
     Unproven,
-    UpdatesState,
 )
 from tf_dpsub.gradients.operator import tf_variable
-
-# Reading these has an effect outside of the graph, but none on later tensors.
-_HARMLESS_EFFECTS = frozenset({"Assert", "Print", "PrintV2"})
-
-_ASSIGNMENTS = ("Assign", "ResourceScatter", "ResourceStrided")
-_UPDATES_STATE = (
-    "{} '{}' updates a state from the batch: what it stores would be released "
-    "without noise. Remove or freeze the layer that does it (for "
-    "BatchNormalization: `layer.trainable = False`, or GroupNormalization)."
-)
 
 
 class Provenance:
@@ -51,7 +40,9 @@ class Provenance:
         self.batch_size = batch_size
         self._constants = constants.ConstantFolder()
         self._calls = {}
-        self._states = {t.ref(): PerExample(0, 1, 1) for t in inputs}
+        self._states = {
+            t.ref(): self._consistent(t, PerExample(0, 1, 1)) for t in inputs
+        }
         self._captured = {
             inner.ref(): outer
             for outer, inner in getattr(graph, "captures", [])
@@ -68,6 +59,7 @@ class Provenance:
                 continue
             stack.pop()
             for output, state in zip(op.outputs, self._output_states(op)):
+                state = self._consistent(output, state)
                 self._states.setdefault(output.ref(), state)
         return self._states[tensor.ref()]
 
@@ -95,6 +87,19 @@ class Provenance:
         if not isinstance(result, list):
             result = [result] * len(op.outputs)
         return result
+
+    def _consistent(self, tensor, state):
+        """The state, or mixed where its axis cannot hold the batch."""
+        if isinstance(state, PerExample):
+            shape = tensor.shape
+            size = state.outer * self.batch_size * state.inner
+            if shape.rank is None or shape[state.axis] != size:
+                return Mixed(
+                    f"{tensor.op.type} '{tensor.op.name}' has shape {shape}, "
+                    "which does not hold the batch where it should",
+                    False,
+                )
+        return state
 
     def _inside(self, op):
         """The body of a function call, and the proof of its tensors."""
@@ -139,29 +144,14 @@ class Provenance:
             f"{what}: {state.reason}"
         )
 
-    def require_no_state_update(self, graph):
-        """Checks that nothing that outlives the step depends on the batch.
+    def require_no_effect(self, graph):
+        """Checks that nothing outlives the step that depends on the batch.
 
         Raises:
             UpdatesState: if a variable is assigned a value that is not public.
-            Unproven: if an operation with another effect reads such a value.
+            Unproven: if another operation with an effect reads such a value.
         """
-        unproven = None
-        for op in graph.get_operations():
-            if not op.op_def.is_stateful or op.type in _HARMLESS_EFFECTS:
-                continue
-            if all(self(i) is PUBLIC for i in op.inputs):
-                continue
-            try:
-                if op.type in functions.CALLS:
-                    body, proof = self._inside(op)
-                    proof.require_no_state_update(body.graph)
-                else:
-                    _require_no_effect(op)
-            except Unproven as e:
-                unproven = e
-        if unproven is not None:
-            raise unproven
+        effects.require_none(graph, lambda t: self(t) is PUBLIC)
 
 
 def handle(variable):
@@ -171,15 +161,3 @@ def handle(variable):
         resource=variable.handle, dtype=variable.dtype
     )
     return read.op.inputs[0]
-
-
-def _require_no_effect(op):
-    if op.type.startswith(_ASSIGNMENTS):
-        raise UpdatesState(_UPDATES_STATE.format(op.type, op.name))
-    definitions = functions.called(op)
-    if not definitions:
-        raise Unproven(f"{op.type} '{op.name}' has an effect of its own")
-    for definition in definitions:
-        for node in definition.node_def:
-            if node.op.startswith(_ASSIGNMENTS):
-                raise UpdatesState(_UPDATES_STATE.format(node.op, node.name))
