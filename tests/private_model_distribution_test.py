@@ -76,9 +76,7 @@ def test_two_replicas_train_as_one():
     np.testing.assert_allclose(two["change"], one["change"], rtol=1e-4)
     assert two["steps"] == one["steps"] == 3
     np.testing.assert_allclose(two["val_loss"], one["val_loss"], rtol=1e-4)
-    np.testing.assert_allclose(
-        two["evaluation"][0], two["val_loss"], rtol=1e-4
-    )
+    np.testing.assert_allclose(two["evaluation"][0], two["val_loss"], rtol=1e-4)
 
 
 def test_blocks_of_steps_over_replicas():

@@ -301,9 +301,12 @@ class PrivateModel(keras.Model):
             ) = array_slicing.train_validation_split(
                 (x, y, sample_weight), validation_split=validation_split
             )
+        public_validation = (
+            validation_data_is_public and validation_data is not None
+        )
         if not allow_private_selection:
             private_selection.require_public_selection(
-                callbacks, validation_data_is_public
+                callbacks, public_validation
             )
         if class_weight is not None:
             if sample_weight is not None or y is None:
@@ -317,6 +320,8 @@ class PrivateModel(keras.Model):
         if validation_data is not None:
             validation_data = self._preprocess(validation_data)
         poisson = self._poisson_batches(x, y, sample_weight)
+        if each_example_once_per_epoch:
+            _check_epochs(poisson, x, steps_per_epoch)
         if poisson is None:
             dataset = self._dataset_of_batches(x)
             known_steps = steps_per_epoch or given_batches.cardinality(dataset)
@@ -332,7 +337,7 @@ class PrivateModel(keras.Model):
                 private_selection=allow_private_selection
                 and bool(
                     private_selection.reads_private_results(
-                        callbacks, validation_data_is_public
+                        callbacks, public_validation
                     )
                 ),
             ),
@@ -592,6 +597,14 @@ class PrivateModel(keras.Model):
                 ),
                 spec,
             )
+            if self._step is not None and (
+                self._step.optimizer is not self.optimizer
+            ):
+                raise ValueError(
+                    "Expected the optimizer given to `compile`, got another "
+                    "one, which the compiled step does not use. Call `compile` "
+                    "with it."
+                )
             if self._step is None or self._step.spec != spec:
                 self._step = private_step.PrivateStep(
                     self, spec, self._tallies.dropped
@@ -646,6 +659,11 @@ class PrivateModel(keras.Model):
         self.train_function = train_function
 
     def train_step(self, data):
+        if self.current_run is None:
+            raise RuntimeError(
+                "train_step was called outside of fit and train_on_batch: the "
+                "step would not be accounted for. Call one of these instead."
+            )
         self.optimizer.prepare(self)
         sums = self._step(data)
         self.optimizer.release(sums, self._regularization_gradients())
@@ -699,6 +717,24 @@ class PrivateModel(keras.Model):
 
     def build_from_config(self, config):
         """Nothing: the plain model is built."""
+
+
+def _check_epochs(poisson, dataset, steps_per_epoch):
+    """Refuses a statement about epochs that cannot be true."""
+    if poisson is not None:
+        raise ValueError(
+            "Expected each_example_once_per_epoch=False with Poisson sampling, "
+            "got True: a step draws every example anew. Leave it out."
+        )
+    steps = given_batches.cardinality(dataset)
+    if steps is None or (steps_per_epoch or 0) > steps:
+        raise ValueError(
+            "Expected a tf.data.Dataset of known length, and epochs no longer "
+            "than it, with each_example_once_per_epoch=True, got "
+            f"{'unknown or infinite' if steps is None else steps} batches and "
+            f"steps_per_epoch={steps_per_epoch}. Do not repeat the dataset, or "
+            "state its length with `tf.data.experimental.assert_cardinality`."
+        )
 
 
 class _Tallies:

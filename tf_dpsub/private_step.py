@@ -34,6 +34,7 @@ class PrivateStep:
 
     Attributes:
         spec: as given.
+        optimizer: the private optimizer that it clips for.
         implementation: string, how per-example gradients are computed.
 
     Raises:
@@ -46,6 +47,7 @@ class PrivateStep:
         self._model = model
         self._dropped = dropped
         self.spec = spec
+        self.optimizer = model.optimizer
         self._microbatch_size = spec["real"].shape[0]
         self._metrics = model._compile_metrics
         self._per_example_loss = None
@@ -77,7 +79,8 @@ class PrivateStep:
                 size of a microbatch.
 
         Returns:
-            List of float32 tensors, as the optimizer's `clipped_sums`.
+            List of tensors, as the optimizer's `clipped_sums`, in float64
+            where several microbatches were added up.
         """
         return self._function(batch)
 
@@ -121,6 +124,10 @@ class PrivateStep:
 
         The number of microbatches follows the number of real rows, which come
         first: neither padding nor the capacity of a batch costs time.
+
+        The running sums are float64. In float32, one example more can carry a
+        sum over a power of two, from where on all later ones are rounded more
+        coarsely: the sum would move by more than the clip.
         """
         size = self._microbatch_size
         parts = tree.map_structure(
@@ -136,7 +143,10 @@ class PrivateStep:
 
         def body(i, sums, kept):
             part = tree.map_structure(lambda t: t[i], parts)
-            sums = [a + b for a, b in zip(sums, self._microbatch_sums(part))]
+            sums = [
+                a + tf.cast(b, tf.float64)
+                for a, b in zip(sums, self._microbatch_sums(part))
+            ]
             kept = [tf.where(i == 0, v, k) for v, k in zip(states, kept)]
             return i + 1, sums, kept
 
@@ -146,8 +156,8 @@ class PrivateStep:
             [
                 tf.constant(0),
                 [
-                    tf.zeros(shape)
-                    for shape in self._model.optimizer.sum_shapes()
+                    tf.zeros(shape, tf.float64)
+                    for shape in self.optimizer.sum_shapes()
                 ],
                 [tf.identity(v) for v in states],
             ],
@@ -168,7 +178,7 @@ class PrivateStep:
             self.implementation,
             loss_scale,
         )
-        sums = self._model.optimizer.clipped_sums(rows, part["real"])
+        sums = self.optimizer.clipped_sums(rows, part["real"])
         self._update_metrics(part, aux, rows.valid)
         return sums
 
@@ -187,12 +197,12 @@ class PrivateStep:
             for tracker, values in zip(trackers, aux["outputs"]):
                 tracker.update_state(values, sample_weight=counted)
         if self._metrics is not None:
+            y, w = tree.map_structure(
+                lambda t: None if t is None else _masked(valid, t),
+                (batch.get("y"), batch.get("w")),
+            )
             _update_compiled_metrics(
-                self._metrics,
-                batch.get("y"),
-                aux["y_pred"],
-                batch.get("w"),
-                counted,
+                self._metrics, y, aux["y_pred"], w, counted
             )
 
 

@@ -116,6 +116,11 @@ class LedgerEntry:
             raise ValueError(
                 f"Expected l2_norm_clip > 0, got {self.l2_norm_clip}."
             )
+        if self.sampler == "poisson" and self.each_example_once_per_epoch:
+            raise ValueError(
+                "Expected each_example_once_per_epoch=False with "
+                "sampler='poisson', got True: every step draws anew."
+            )
         if self.noise_multiplier > 0 and math.isinf(self.l2_norm_clip):
             raise ValueError(
                 "Expected a finite l2_norm_clip with noise_multiplier="

@@ -1,6 +1,7 @@
 """Callbacks that steer a run by private results."""
 
 import keras
+from keras.src.callbacks.monitor_callback import MonitorCallback
 
 _CURE = (
     "Declare the validation data public with "
@@ -44,12 +45,10 @@ def reads_private_results(callbacks, validation_data_is_public):
 
 
 def _selects(callback):
-    if isinstance(callback, keras.callbacks.ModelCheckpoint):
-        return callback.save_best_only
-    return isinstance(
-        callback,
-        (keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau),
-    )
+    if not isinstance(callback, MonitorCallback):
+        return False
+    # Checkpoints select only if they keep the best; the others always do.
+    return getattr(callback, "save_best_only", True)
 
 
 def require_public_selection(callbacks, validation_data_is_public):

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tf_dpsub.optimizers import noise
 
+_SMALLEST_CLIP = 1e-12
 PER_EXAMPLE = ("auto", "graph", "vectorized_map")
 
 
@@ -138,7 +139,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         drawn once, on the first replica, inside that one reduction.
 
         Args:
-            sums: list of float32 tensors, the sums of this replica.
+            sums: list of tensors, the sums of this replica.
             regularization: list of gradients of weight regularisers, or None
                 for each variable without one. They depend on weights alone and
                 enter after the noise. Defaults to `None`.
@@ -146,16 +147,19 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         key = self._noise_key.advance()
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         stddevs = self.noise_stddevs()
+        if replicas > 1:
+            # The sums of replicas must not be rounded before they meet.
+            sums = [tf.cast(s, tf.float64) for s in sums]
         if any(stddevs) and _is_first_replica():
             draws = noise.gaussian(
                 key, [s.shape for s in sums], stddevs, self.secure_noise
             )
-            sums = [s + z for s, z in zip(sums, draws)]
+            sums = [s + tf.cast(z, s.dtype) for s, z in zip(sums, draws)]
         if replicas > 1:
             sums = tf.distribute.get_replica_context().all_reduce(
                 tf.distribute.ReduceOp.SUM, sums
             )
-        gradients = self.privatize(sums)
+        gradients = self.privatize([tf.cast(s, tf.float32) for s in sums])
         if regularization is not None:
             gradients = [
                 g if r is None else g + tf.cast(r, tf.float32)
@@ -264,6 +268,12 @@ def _check_privacy(noise_multiplier, l2_norm_clip):
         )
     if not l2_norm_clip > 0:
         raise ValueError(f"Expected l2_norm_clip > 0, got {l2_norm_clip}.")
+    if l2_norm_clip < _SMALLEST_CLIP:
+        raise ValueError(
+            f"Expected l2_norm_clip >= {_SMALLEST_CLIP}, got {l2_norm_clip}: "
+            "squares of smaller norms may be flushed to zero. Scale the loss "
+            "and the clip up."
+        )
     if math.isinf(l2_norm_clip) and noise_multiplier > 0:
         raise ValueError(
             "Expected a finite l2_norm_clip with noise_multiplier > 0, got "

@@ -327,9 +327,11 @@ def _in_place(op, k):
     if inner is None:
         return op, k
     inputs = list(inner.inputs)
-    at = next(
-        j for j, i in enumerate(inputs) if i is not None and i is op.inputs[k]
-    )
+    at = next((j for j, i in enumerate(inputs) if i is op.inputs[k]), None)
+    if at is None or any(
+        i is None and j in (0, 1) for j, i in enumerate(inputs)
+    ):
+        return op, k
     weight = inputs[at]
     if weight.dtype == tf.resource:
         shape_and_type = handle_data_util.get_resource_handle_data(weight)

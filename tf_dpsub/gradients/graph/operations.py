@@ -22,9 +22,7 @@ from tf_dpsub.gradients.graph.states import (
 _RULES = {}
 
 # Outputs are functions of static shapes alone.
-_SHAPE_ONLY = frozenset(
-    "Shape ShapeN Size Rank ZerosLike OnesLike".split()
-)
+_SHAPE_ONLY = frozenset("Shape ShapeN Size Rank ZerosLike OnesLike".split())
 
 
 class Application:

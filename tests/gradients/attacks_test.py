@@ -1,0 +1,172 @@
+"""Losses made to leak from one example's row into another's.
+
+Each was accepted by a proof that was less strict. It must be refused, or the
+row of an example must not depend on the others.
+"""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_dpsub import gradients
+
+BATCH = 4
+
+
+def _weight():
+    return tf.Variable(np.ones(3, "float32"))
+
+
+def _rows(loss_fn, x, variable, implementation):
+    @tf.function(autograph=False)
+    def compute(x):
+        found, _ = gradients.per_example_gradients(
+            lambda batch: (loss_fn(batch), None), x, [variable], implementation
+        )
+        return found.rows(variable)
+
+    return compute(tf.constant(x)).numpy()
+
+
+def _assert_refused_or_separate(loss_fn, variable, implementation="graph"):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(BATCH, 3)).astype("float32")
+    other = x.copy()
+    other[1:] = 3 * rng.normal(size=other[1:].shape) + 5
+    try:
+        rows = _rows(loss_fn, x, variable, implementation)
+        changed = _rows(loss_fn, other, variable, implementation)
+    except (gradients.Unproven, gradients.UpdatesState):
+        return
+    np.testing.assert_array_equal(rows[0], changed[0])
+
+
+def test_broadcast_gradient_arguments_of_values():
+    w = _weight()
+
+    def loss_fn(x):
+        sizes = tf.where(x[:, 0] > 2.0, 2, 1)
+        axes, _ = tf.raw_ops.BroadcastGradientArgs(
+            s0=sizes, s1=tf.fill([BATCH], 2)
+        )
+        return tf.reduce_sum(x * w * (1.0 + tf.cast(tf.size(axes), x.dtype)), 1)
+
+    _assert_refused_or_separate(loss_fn, w)
+
+
+def test_gather_that_counts_batch_axes_from_the_end():
+    w = _weight()
+    table = tf.random.stateless_normal([BATCH, 5, BATCH], [1, 2])
+
+    def loss_fn(x):
+        indices = tf.cast(tf.clip_by_value(tf.abs(x[:, :2]), 0, 4), tf.int32)
+        found = tf.raw_ops.GatherV2(
+            params=table, indices=indices, axis=1, batch_dims=-1
+        )
+        return tf.reduce_sum(x * w, 1) * tf.reduce_sum(found, [0, 1])
+
+    _assert_refused_or_separate(loss_fn, w)
+
+
+@pytest.mark.parametrize("new_axis_mask", [1, 4, 8])
+def test_strided_slice_with_stray_bits(new_axis_mask):
+    w = _weight()
+
+    def loss_fn(x):
+        flipped = tf.strided_slice(
+            tf.transpose(x),
+            [0, 0],
+            [0, 0],
+            [1, -1],
+            begin_mask=3,
+            end_mask=3,
+            ellipsis_mask=1,
+            new_axis_mask=new_axis_mask,
+        )
+        flipped = tf.reshape(flipped, [3, BATCH])
+        return tf.reduce_sum(x * w, 1) * tf.reduce_sum(flipped, 0)
+
+    _assert_refused_or_separate(loss_fn, w)
+
+
+def _descend(state, x):
+    tf.raw_ops.ResourceApplyGradientDescent(
+        var=state.handle, alpha=1.0, delta=-tf.reduce_mean(x)
+    )
+
+
+@pytest.mark.parametrize("implementation", gradients.IMPLEMENTATIONS)
+@pytest.mark.parametrize("hidden", [False, True])
+def test_a_state_is_written_by_a_training_operation(hidden, implementation):
+    w, state = _weight(), tf.Variable(0.0, trainable=False)
+
+    def loss_fn(x):
+        def write():
+            _descend(state, x)
+            return 0.0
+
+        if hidden:
+            tf.cond(tf.reduce_sum(x) < 1e30, write, lambda: 0.0)
+        else:
+            write()
+        return tf.reduce_sum(x * w * state.read_value(), 1)
+
+    x = np.ones((BATCH, 3), "float32")
+    with pytest.raises((gradients.UpdatesState, gradients.Unproven)):
+        _rows(loss_fn, x, w, implementation)
+    assert state.numpy() == 0.0
+
+
+@pytest.mark.parametrize("implementation", gradients.IMPLEMENTATIONS)
+@pytest.mark.parametrize("hidden", [False, True])
+def test_a_table_is_written(hidden, implementation):
+    w = _weight()
+    table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
+    key = tf.constant([0], tf.int64)
+
+    def loss_fn(x):
+        old = table.lookup(key)
+
+        def write():
+            table.insert(key, tf.reshape(tf.reduce_sum(x), [1]))
+            return 0.0
+
+        if hidden:
+            tf.cond(tf.reduce_sum(x) < 1e30, write, lambda: 0.0)
+        else:
+            write()
+        return tf.reduce_sum(x * w, 1) * old[0]
+
+    x = np.ones((BATCH, 3), "float32")
+    with pytest.raises((gradients.UpdatesState, gradients.Unproven)):
+        _rows(loss_fn, x, w, implementation)
+
+
+def test_inputs_of_another_batch_are_refused():
+    w = _weight()
+
+    def loss_fn(x):
+        folded = tf.reshape(x, [2, BATCH // 2, 3])
+        return tf.reduce_sum(folded * w, [1, 2])
+
+    with pytest.raises(gradients.Unproven):
+        _rows(loss_fn, np.ones((BATCH, 3), "float32"), w, "graph")
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lambda x, w: tf.nn.relu(x) @ w + w[0],
+        lambda x, w: tf.nn.relu(2.0 * x) * w[0],
+    ],
+)
+def test_functions_of_several_operations_fall_back(layer):
+    w = tf.Variable(np.eye(3, dtype="float32"))
+    function = tf.function(lambda x: layer(x, w), autograph=False)
+    with pytest.raises(gradients.Unproven):
+        _rows(
+            lambda x: tf.reduce_sum(function(x), 1),
+            np.ones((BATCH, 3), "float32"),
+            w,
+            "graph",
+        )
