@@ -7,8 +7,6 @@ subtracts the gradient, so that weights tell what a step released.
 import math
 import pickle
 import secrets
-import subprocess
-import sys
 import zipfile
 
 import keras
@@ -722,42 +720,3 @@ def test_tensor_float_32_is_off_after_compiling():
         assert not tf.config.experimental.tensor_float_32_execution_enabled()
     finally:
         tf.config.experimental.enable_tensor_float_32_execution(True)
-
-
-REPLICAS = """
-import math
-import keras, numpy as np, tensorflow as tf
-import tf_dpsub
-
-tf.config.set_logical_device_configuration(
-    tf.config.list_physical_devices("CPU")[0],
-    [tf.config.LogicalDeviceConfiguration()] * 2,
-)
-strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-assert strategy.num_replicas_in_sync == 2
-
-def train(loss, **arguments):
-    with strategy.scope():
-        plain = keras.Sequential([keras.Input((40,)), keras.layers.Dense(50)])
-        model = tf_dpsub.make_private(plain)
-        optimizer = tf_dpsub.optimizers.DPSGD(
-            keras.optimizers.SGD(1.0), batch_size=10, microbatch_size=4,
-            **arguments)
-        model.compile(optimizer, loss=loss)
-    before = plain.get_weights()
-    model.fit(np.ones([10, 40]), np.ones([10, 50]), verbose=0)
-    return [b - w for b, w in zip(before, plain.get_weights())]
-
-noise = train(
-    lambda y, p: 0.0 * p[:, 0], noise_multiplier=2.0, l2_norm_clip=0.5)
-z = np.concatenate([np.ravel(n) for n in noise]) / (2.0 * 0.5 / 10)
-assert abs(np.square(z).mean() - 1) < 6 * math.sqrt(2 / z.size), z.std()
-exact = train(lambda y, p: p[:, 0], noise_multiplier=0, l2_norm_clip=math.inf)
-np.testing.assert_allclose(exact[1], np.eye(50)[0], rtol=1e-6)
-"""
-
-
-@pytest.mark.slow
-def test_replicas_share_one_sum_and_one_noise():
-    """Two noises would have twice the variance; two sums, twice the step."""
-    subprocess.run([sys.executable, "-c", REPLICAS], check=True)

@@ -119,19 +119,36 @@ class TestWeights:
 
 class TestPoisson:
     def test_arrays_are_sampled(self):
-        """The metric counts as many as a sampler of the same seed draws."""
-        model = private(
-            linear(), exact(batch_size=4, seed=3), metrics=[Count(name="count")]
+        """Batches differ in size: that of shuffled arrays would not."""
+        seen = []
+        count = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: seen.append(logs["count"])
         )
-        history = model.fit(X, Y, epochs=2, verbose=0).history
-        batches = data.PoissonBatches(X, Y, batch_size=4, seed=3).dataset()
-        drawn = [float(tf.reduce_sum(b["real"])) for b in batches.take(10)]
-        assert history["count"] == [sum(drawn[:5]), sum(drawn[5:])]
-        # 50 draws of 20 examples; five batches of four would give 20.
-        assert len(set(drawn)) > 2
+        model = private(
+            linear(), exact(seed=3, batch_size=4), metrics=[Count(name="count")]
+        )
+        model.fit(X, Y, steps_per_epoch=50, callbacks=[count], verbose=0)
+        drawn = np.diff([0.0, *seen])
+        # Of twenty examples, each with probability a fifth.
+        assert abs(drawn.mean() - 4) < 4 * np.sqrt(3.2 / 50)
+        assert 1.5 < drawn.var() < 6
         (entry,) = model.ledger.entries
         assert entry.sampler == "poisson"
         assert (entry.batch_size, entry.examples) == (4, EXAMPLES)
+
+    def test_every_batch_of_a_sampler_is_trained_on(self):
+        model = private(
+            linear(), exact(batch_size=4), metrics=[Count(name="count")]
+        )
+        first, same = (
+            data.PoissonBatches(X, Y, batch_size=4, seed=3) for _ in range(2)
+        )
+        history = model.fit(first, epochs=2, verbose=0).history
+        drawn = [
+            float(tf.reduce_sum(b["real"])) for b in same.dataset().take(10)
+        ]
+        # Rows that pad a batch do not count.
+        assert history["count"] == [sum(drawn[:5]), sum(drawn[5:])]
 
     def test_draws_differ_without_a_seed(self):
         weights = []

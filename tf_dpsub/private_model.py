@@ -591,6 +591,7 @@ class PrivateModel(keras.Model):
         """Builds all state, and the step, once for batches of one kind."""
         with self.distribute_strategy.scope():
             self.optimizer.build(self.trainable_variables)
+            self._check_weights_of_optimizer()
             spec = tree.map_structure(
                 lambda s: given_batches.microbatch_spec(
                     s, self._microbatch_size
@@ -609,6 +610,16 @@ class PrivateModel(keras.Model):
                 self._step = private_step.PrivateStep(
                     self, spec, self._tallies.dropped
                 )
+
+    def _check_weights_of_optimizer(self):
+        known = [id(v) for v in self.optimizer._trainable_variables]
+        if known != [id(v) for v in self.trainable_variables]:
+            raise ValueError(
+                "Expected an optimizer for the trainable weights of "
+                f"'{self.model.name}', got one that was built for others. Make "
+                "a new optimizer for each model, and after layers were frozen "
+                "or unfrozen."
+            )
 
     def make_train_function(self, force=False):
         if self.train_function is not None and not force:

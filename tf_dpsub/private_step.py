@@ -67,8 +67,10 @@ class PrivateStep:
             compute_dtype=model.model.compute_dtype,
             name=model.model.name,
         )
+        # XLA cannot compile the loop over examples around a loop of the model.
+        compiled = model.jit_compile and self.implementation != "map_fn"
         self._function = tf.function(
-            self._sums, autograph=False, jit_compile=model.jit_compile
+            self._sums, autograph=False, jit_compile=compiled
         )
 
     def __call__(self, batch):
@@ -104,7 +106,10 @@ class PrivateStep:
 
         def loss_fn(batch):
             real = batch["real"]
-            y_pred = self._model.call(batch["x"], training=True)
+            y_pred = tree.map_structure(
+                lambda t: _with_batch_size(t, real.shape[0]),
+                self._model.call(batch["x"], training=True),
+            )
             losses, outputs = tf.zeros_like(real), []
             if self._per_example_loss is not None:
                 losses, outputs = self._per_example_loss(
@@ -266,6 +271,17 @@ def _update_compiled_metrics(metrics, y, y_pred, weight, counted):
             own = own[:, None] if masked and own.shape.rank == 1 else own
             own = operator.scale_rows(counted, own)
             weighted.update_state(target, prediction, own)
+
+
+def _with_batch_size(tensor, batch_size):
+    """`tensor` with a static first axis, which layers of text forget."""
+    if tensor.shape[0] is not None:
+        return tensor
+    known = tf.ensure_shape(tensor, [batch_size, *tensor.shape[1:]])
+    mask = backend.get_keras_mask(tensor)
+    if mask is not None:
+        backend.set_keras_mask(known, mask)
+    return known
 
 
 def _is_seed(value):

@@ -903,6 +903,12 @@ def features_taken_for_batch(layer, x):
 
 
 @hostile(MIXES, inputs="sequences")
+def batch_summed_by_kernel(layer, x):
+    h = tf.transpose(x, [1, 2, 0]) @ layer.kernel  # [time, 6, 6]
+    return tf.reduce_mean(h, 0)
+
+
+@hostile(MIXES, inputs="sequences")
 def batch_taken_for_time(layer, x):
     h = tf.tanh(x @ layer.kernel)
     return tf.reduce_mean(tf.reshape(h, [SIZE, -1, SIZE]), 0)

@@ -9,6 +9,9 @@ from tf_dpsub.gradients.graph.states import Unproven, UpdatesState
 # Stateful by name, but nothing later can read what they were given.
 _HARMLESS = (
     "Assert",
+    "LookupTableExport",
+    "LookupTableFind",
+    "LookupTableSize",
     "Multinomial",
     "ParameterizedTruncatedNormal",
     "Print",
