@@ -118,6 +118,9 @@ def vectorizes(loss_fn, inputs, variables):
     Returns:
         bool.
     """
+    if any(t.dtype == tf.string for t in tf.nest.flatten(inputs)):
+        # Its converters stack what splits into different numbers of parts.
+        return False
     tf_variables = [operator.tf_variable(v) for v in variables]
     row_of = _row_function(loss_fn, tf_variables, 1.0)
     try:
