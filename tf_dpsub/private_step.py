@@ -67,8 +67,8 @@ class PrivateStep:
             compute_dtype=model.model.compute_dtype,
             name=model.model.name,
         )
-        # XLA cannot compile the loop over examples around a loop of the model.
-        compiled = model.jit_compile and self.implementation != "map_fn"
+        # XLA cannot compile a loop or map over examples around a model's loop.
+        compiled = model.jit_compile and self.implementation == "graph"
         self._function = tf.function(
             self._sums, autograph=False, jit_compile=compiled
         )
