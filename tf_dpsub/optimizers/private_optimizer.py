@@ -167,7 +167,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
             ]
         # Keras adds the gradients of the replicas up again.
         gradients = [
-            tf.cast(g / replicas, v.dtype)
+            tf.cast(g / replicas if replicas > 1 else g, v.dtype)
             for g, v in zip(gradients, self._trainable_variables)
         ]
         self.inner_optimizer.apply(gradients, self._trainable_variables)

@@ -184,9 +184,13 @@ class OuterProducts(Site):
 
         An underflowing square must not hide a factor from the other one.
         """
+        if self.terms > 1 and self._prefers_gram:
+            squares = [tf.linalg.trace(self.gram(k)) for k in (0, 1)]
+        else:
+            squares = [tf.reduce_sum(tf.square(f), [2, 3]) for f in self.factors]
         return [
-            tf.reduce_sum(tf.square(f), [2, 3]) + _UNDERFLOW * size(f.shape[2:])
-            for f in self.factors
+            s + _UNDERFLOW * size(f.shape[2:])
+            for s, f in zip(squares, self.factors)
         ]
 
     def sq_norms(self):
