@@ -187,7 +187,9 @@ class OuterProducts(Site):
         if self.terms > 1 and self._prefers_gram:
             squares = [tf.linalg.trace(self.gram(k)) for k in (0, 1)]
         else:
-            squares = [tf.reduce_sum(tf.square(f), [2, 3]) for f in self.factors]
+            squares = [
+                tf.reduce_sum(tf.square(f), [2, 3]) for f in self.factors
+            ]
         return [
             s + _UNDERFLOW * size(f.shape[2:])
             for s, f in zip(squares, self.factors)
