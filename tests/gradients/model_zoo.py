@@ -79,6 +79,7 @@ class Measured:
     sq_norm_bounds: np.ndarray
     rows: list
     weighted_sum: list
+    gram: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,6 +208,7 @@ def traced(problem, implementation="graph"):
             sq_norm_bounds=operator.sq_norm_bounds(),
             rows=[operator.rows(v) for v in problem.variables],
             weighted_sum=operator.weighted_sum(coefficients),
+            gram=operator.gram(),
         ).__dict__
 
     def run(inputs, coefficients):

@@ -89,6 +89,20 @@ def test_norms_and_sums_are_of_the_rows(name):
 
 
 @pytest.mark.parametrize("name", PROVED)
+def test_inner_products_are_of_the_rows(name):
+    """Also where they are taken without them, from the factors of a row."""
+    measured = measured_by_graph(name)
+    flat = [rows.reshape(len(rows), -1) for rows in measured.rows]
+    products = sum(rows.astype("float64") @ rows.T for rows in flat)
+    scale = np.sqrt(np.diag(products))
+    np.testing.assert_allclose(
+        measured.gram / np.outer(scale, scale),
+        products / np.outer(scale, scale),
+        atol=1e-5,
+    )
+
+
+@pytest.mark.parametrize("name", PROVED)
 def test_bounds_hold_and_are_close(name):
     problem, rows = truth(name)
     measured = measured_by_graph(name)

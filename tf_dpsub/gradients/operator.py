@@ -76,22 +76,38 @@ class PerExampleGradients(abc.ABC):
             List of float32 tensors, one of each variable's shape.
         """
 
-    def project(self, basis):
+    @abc.abstractmethod
+    def gram(self, variables=None):
+        """Inner products of the rows.
+
+        Args:
+            variables: list, the variables that count. Defaults to all.
+
+        Returns:
+            Float32 tensor of shape `[batch, batch]`.
+        """
+
+    def project(self, basis, variables=None):
         """Coordinates of the rows in a basis.
+
+        Rows are formed for one variable at a time.
 
         Args:
             basis: list aligned with `variables` of float32 tensors of shape
                 `[size of the variable, k]`.
+            variables: list, the variables that the basis is for. Defaults to
+                all.
 
         Returns:
             Float32 tensor of shape `[batch, k]`.
         """
-        return tf.add_n(
-            [
-                tf.matmul(tf.reshape(self.rows(v), [self.batch_size, -1]), b)
-                for v, b in zip(self.variables, basis, strict=True)
-            ]
-        )
+        variables = self.variables if variables is None else variables
+        total = tf.zeros([self.batch_size, basis[0].shape[1]])
+        for variable, block in zip(variables, basis, strict=True):
+            with tf.control_dependencies([total]):
+                rows = tf.reshape(self.rows(variable), [self.batch_size, -1])
+                total += tf.matmul(rows, block)
+        return total
 
 
 def tf_variable(variable):
@@ -104,6 +120,25 @@ def tf_variable(variable):
 def sum_squares(x):
     """Squared norms of the rows of `x`, of shape `[batch, ...]`."""
     return tf.reduce_sum(tf.square(x), axis=list(range(1, x.shape.rank)))
+
+
+def inner_products(x, others=None):
+    """Inner products of the rows of `x`, of shape `[n, ...]`, and of others.
+
+    Args:
+        x: tensor of shape `[n, ...]`.
+        others: tensor of shape `[m, ...]`. Defaults to `None`, `x`.
+
+    Returns:
+        Tensor of shape `[n, m]`.
+    """
+    x, others = (
+        tf.reshape(t, [1, t.shape[0], -1])
+        for t in (x, x if others is None else others)
+    )
+    # As a batch of one: on a CPU TensorFlow's MatMul takes twice as long for
+    # few, long rows.
+    return tf.matmul(x, others, transpose_b=True)[0]
 
 
 def scale_rows(c, x):

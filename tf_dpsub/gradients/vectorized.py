@@ -46,6 +46,12 @@ class StoredGradients(operator.PerExampleGradients):
     def rows(self, variable):
         return self._rows[operator.tf_variable(variable).ref()]
 
+    def gram(self, variables=None):
+        variables = self.variables if variables is None else variables
+        return tf.add_n(
+            [operator.inner_products(self.rows(v)) for v in variables]
+        )
+
     def weighted_sum(self, c):
         return [tf.tensordot(c, self.rows(v), 1) for v in self.variables]
 

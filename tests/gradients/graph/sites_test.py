@@ -42,6 +42,7 @@ def _gradients(model, x, implementation):
             "rows": [rows.rows(v) for v in variables],
             "sum": rows.weighted_sum(c),
             "projection": rows.project(basis),
+            "gram": rows.gram(),
             "own": [rows.sq_norms([v]) for v in variables],
         }
 

@@ -298,6 +298,9 @@ class GraphGradients(operator.PerExampleGradients):
         ((site, view),) = self._of([variable])
         return view.pull_back_rows(site.rows())
 
+    def gram(self, variables=None):
+        return tf.add_n([site.gram() for site, _ in self._of(variables)])
+
     def weighted_sum(self, c):
         return [
             view.pull_back(site.weighted_sum(c))

@@ -19,7 +19,11 @@ import tensorflow as tf
 from tf_dpsub.gradients.graph import operations
 from tf_dpsub.gradients.graph.constants import static_shape
 from tf_dpsub.gradients.graph.states import Unproven
-from tf_dpsub.gradients.operator import scale_rows, sum_squares
+from tf_dpsub.gradients.operator import (
+    inner_products,
+    scale_rows,
+    sum_squares,
+)
 
 # Up to so many floats, rows are kept: the weighted sum then reuses them.
 KEPT_ROWS = 2**22
@@ -105,6 +109,10 @@ class Site(abc.ABC):
     def rows(self):
         """`[batch, *shape]`."""
 
+    def gram(self):
+        """Inner products of the rows, `[batch, batch]`."""
+        return inner_products(self.rows())
+
     @abc.abstractmethod
     def weighted_sum(self, c):
         """Sum of `c[i]` times row i, of shape `shape`."""
@@ -185,7 +193,9 @@ class OuterProducts(Site):
         An underflowing square must not hide a factor from the other one.
         """
         if self.terms > 1 and self._prefers_gram:
-            squares = [tf.linalg.trace(self.gram(k)) for k in (0, 1)]
+            squares = [
+                tf.linalg.trace(self._products_of_terms(k)) for k in (0, 1)
+            ]
         else:
             squares = [
                 tf.reduce_sum(tf.square(f), [2, 3]) for f in self.factors
@@ -201,7 +211,9 @@ class OuterProducts(Site):
             return tf.reduce_sum(left * right, 1)
         if not self._prefers_gram:
             return self._sq_norms_by_rows()
-        gram = tf.reduce_sum(self.gram(0) * self.gram(1), [1, 2, 3])  # [batch]
+        gram = tf.reduce_sum(
+            self._products_of_terms(0) * self._products_of_terms(1), [1, 2, 3]
+        )  # [batch]
         magnitudes = self.sq_magnitudes()
         tiny = tf.reduce_any(
             (left < 2 * _UNDERFLOW * self.terms * self.left_size)
@@ -216,7 +228,13 @@ class OuterProducts(Site):
             lambda: gram,
         )
 
-    def gram(self, k):
+    def gram(self):
+        if self.terms > 1 or self.groups > 1:
+            return super().gram()
+        left, right = map(inner_products, self.factors)
+        return left * right
+
+    def _products_of_terms(self, k):
         """Products of the terms of one factor, `[batch, groups, t, t]`."""
         return tf.matmul(self.factors[k], self.factors[k], transpose_b=True)
 
