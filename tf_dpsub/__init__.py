@@ -14,6 +14,7 @@ _MODULES = (
     "gradients",
     "models",
     "optimizers",
+    "subspaces",
 )
 _NAMES = ("PrivateModel", "make_private")
 

@@ -11,7 +11,7 @@ from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
 
 from tf_dpsub import accounting, model_checks, private_step
 from tf_dpsub.callbacks import private_selection
-from tf_dpsub.data import given_batches, poisson_batches
+from tf_dpsub.data import given_batches, overlap, poisson_batches
 from tf_dpsub.optimizers.private_optimizer import PrivateOptimizer
 
 # Examples at a time: on a CPU, larger microbatches leave the caches.
@@ -230,7 +230,7 @@ class PrivateModel(keras.Model):
         tf.config.experimental.enable_tensor_float_32_execution(False)
         super().compile(optimizer, loss, *args, auto_scale_loss=False, **kwargs)
         self._tallies = _Tallies()
-        self._step = None
+        self.training_step = None
 
     def compile_from_config(self, config):
         self.compile(**keras.saving.deserialize_keras_object(config))
@@ -318,7 +318,7 @@ class PrivateModel(keras.Model):
                 y, class_weight
             )
         if validation_data is not None:
-            validation_data = self._preprocess(validation_data)
+            validation_data = self.preprocessed(validation_data)
         poisson = self._poisson_batches(x, y, sample_weight)
         if each_example_once_per_epoch:
             _check_epochs(poisson, x, steps_per_epoch)
@@ -329,10 +329,12 @@ class PrivateModel(keras.Model):
             steps_per_epoch = steps_per_epoch or poisson.steps_per_epoch
             known_steps = steps_per_epoch
             dataset = self._distributed(poisson)
+        notes = self._notes_on_overlap(x if poisson is None else poisson.inputs)
         self._prepare_training(given_batches.element_spec(dataset))
         self.current_run = Run(
             entry=self._ledger_entry(
                 poisson,
+                notes,
                 each_example_once_per_epoch=each_example_once_per_epoch,
                 private_selection=allow_private_selection
                 and bool(
@@ -345,6 +347,7 @@ class PrivateModel(keras.Model):
             last_epoch=epochs,
             first_epoch=initial_epoch,
         )
+        self.optimizer.begin_run(self.current_run.steps)
         try:
             return super().fit(
                 dataset,
@@ -386,7 +389,8 @@ class PrivateModel(keras.Model):
             sample_weight = data_adapter_utils.class_weight_to_sample_weights(
                 y, class_weight
             )
-        data = self._preprocess((x, y, sample_weight))
+        data = self.preprocessed((x, y, sample_weight))
+        notes = self._notes_on_overlap(data[0])
         batch = given_batches.padded(
             given_batches.named(*data), self._microbatch_size
         )
@@ -395,8 +399,9 @@ class PrivateModel(keras.Model):
         )
         self.make_train_function()
         self.reset_metrics()
-        self.current_run = Run(self._ledger_entry(None), 1, 1)
+        self.current_run = Run(self._ledger_entry(None, notes), 1, 1)
         self.current_run.begin_epoch(0)
+        self.optimizer.begin_run(None)
         try:
             logs = self.train_function(iter([batch]))
         finally:
@@ -409,7 +414,7 @@ class PrivateModel(keras.Model):
     def evaluate(self, x=None, y=None, batch_size=None, **kwargs):
         """Evaluates the model, as `keras.Model.evaluate` does."""
         weight = kwargs.pop("sample_weight", None)
-        data = self._preprocess((x, y, weight))
+        data = self.preprocessed((x, y, weight))
         x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
         return super().evaluate(
             x, y, batch_size=batch_size, sample_weight=weight, **kwargs
@@ -417,7 +422,7 @@ class PrivateModel(keras.Model):
 
     def predict(self, x, *args, **kwargs):
         """Predicts, as `keras.Model.predict` does."""
-        return super().predict(self._preprocess((x,))[0], *args, **kwargs)
+        return super().predict(self.preprocessed((x,))[0], *args, **kwargs)
 
     # Data.
 
@@ -431,8 +436,16 @@ class PrivateModel(keras.Model):
             )
         return own
 
-    def _preprocess(self, data):
-        """Applies the preprocessing of a keras_hub task, if it has one."""
+    def preprocessed(self, data):
+        """Applies the preprocessing of a keras_hub task, if it has one.
+
+        Args:
+            data: tuple of `x`, `y` and sample weights, or a
+                `tf.data.Dataset` of them.
+
+        Returns:
+            The same.
+        """
         preprocess = getattr(self.model, "preprocess_samples", None)
         if preprocess is None:
             return data
@@ -443,6 +456,39 @@ class PrivateModel(keras.Model):
         parts = keras.utils.unpack_x_y_sample_weight(data)
         done = keras.utils.unpack_x_y_sample_weight(preprocess(*parts))
         return done[: len(data)]
+
+    def _notes_on_overlap(self, x):
+        """Compares private inputs with the optimizer's public ones.
+
+        Args:
+            x: private inputs, as the model takes them; anything else cannot be
+                compared.
+
+        Returns:
+            Tuple of string, what the statement has to say.
+        """
+        public = self.optimizer.public_inputs
+        if public is None:
+            return ()
+        if x is None or isinstance(x, tf.data.Dataset):
+            return (
+                "that no public example is private: they were not compared",
+            )
+        public = self.preprocessed((public,))[0]
+        common = overlap.count_common(public, x)
+        if common == 0:
+            return ()
+        if not self.optimizer.allow_private:
+            raise ValueError(
+                f"Expected public examples that are not private, got {common} "
+                "private examples among them: the guarantee would not cover "
+                "them. Take them out of either, or state it by "
+                "`allow_private=True`."
+            )
+        return (
+            f"{common} private examples that are among the public ones, which "
+            "the guarantee does not cover",
+        )
 
     def _poisson_batches(self, x, y, sample_weight):
         """Poisson batches of arrays; None for a dataset of given batches."""
@@ -458,7 +504,7 @@ class PrivateModel(keras.Model):
             self._checked_batch_size(x.batch_size)
             return x
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(
-            self._preprocess((x, y, sample_weight))
+            self.preprocessed((x, y, sample_weight))
         )
         return poisson_batches.PoissonBatches(
             x,
@@ -496,7 +542,7 @@ class PrivateModel(keras.Model):
         return strategy.distribute_datasets_from_function(shards_of)
 
     def _dataset_of_batches(self, dataset):
-        dataset = self._preprocess(dataset)
+        dataset = self.preprocessed(dataset)
         multiple = self._microbatch_size
         tree.map_structure(
             lambda s: given_batches.microbatch_spec(s, multiple),
@@ -524,10 +570,10 @@ class PrivateModel(keras.Model):
 
     # Accounting.
 
-    def _ledger_entry(self, poisson, **stated):
+    def _ledger_entry(self, poisson, notes=(), **stated):
         optimizer = self.optimizer
         return accounting.LedgerEntry(
-            mechanism=type(optimizer).__name__,
+            mechanism=optimizer.description,
             noise_multiplier=optimizer.effective_noise_multiplier,
             l2_norm_clip=optimizer.l2_norm_clip,
             batch_size=optimizer.batch_size,
@@ -535,7 +581,12 @@ class PrivateModel(keras.Model):
             sampler="batches" if poisson is None else "poisson",
             fixed_seed=optimizer.seed is not None
             or (poisson is not None and poisson.seed is not None),
-            notes=model_checks.public_assumptions(self.model),
+            private_state=optimizer.has_private_state,
+            notes=(
+                *model_checks.public_assumptions(self.model),
+                *optimizer.notes,
+                *notes,
+            ),
             **stated,
         )
 
@@ -598,18 +649,19 @@ class PrivateModel(keras.Model):
                 ),
                 spec,
             )
-            if self._step is not None and (
-                self._step.optimizer is not self.optimizer
+            if self.training_step is not None and (
+                self.training_step.optimizer is not self.optimizer
             ):
                 raise ValueError(
                     "Expected the optimizer given to `compile`, got another "
                     "one, which the compiled step does not use. Call `compile` "
                     "with it."
                 )
-            if self._step is None or self._step.spec != spec:
-                self._step = private_step.PrivateStep(
+            if self.training_step is None or self.training_step.spec != spec:
+                self.training_step = private_step.PrivateStep(
                     self, spec, self._tallies.dropped
                 )
+            self.optimizer.attach(self)
 
     def _check_weights_of_optimizer(self):
         known = [id(v) for v in self.optimizer._trainable_variables]
@@ -675,8 +727,9 @@ class PrivateModel(keras.Model):
                 "train_step was called outside of fit and train_on_batch: the "
                 "step would not be accounted for. Call one of these instead."
             )
+        # Neither waits for the other, unless a mechanism makes it.
         self.optimizer.prepare(self)
-        sums = self._step(data)
+        sums = self.training_step(data)
         self.optimizer.release(sums, self._regularization_gradients())
         return self._training_logs()
 
@@ -700,7 +753,7 @@ class PrivateModel(keras.Model):
 
     def _maybe_symbolic_build(self, iterator=None, data_batch=None):
         # Training has built everything by then, without drawing a batch.
-        if self._step is None:
+        if self.training_step is None:
             super()._maybe_symbolic_build(iterator, data_batch)
 
     # Saving.

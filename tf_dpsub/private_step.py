@@ -36,6 +36,7 @@ class PrivateStep:
         spec: as given.
         optimizer: the private optimizer that it clips for.
         implementation: string, how per-example gradients are computed.
+        is_compiled: bool, whether XLA compiles them.
 
     Raises:
         ValueError: if there is no loss of each example.
@@ -68,9 +69,9 @@ class PrivateStep:
             name=model.model.name,
         )
         # XLA cannot compile a loop or map over examples around a model's loop.
-        compiled = model.jit_compile and self.implementation == "graph"
+        self.is_compiled = model.jit_compile and self.implementation == "graph"
         self._function = tf.function(
-            self._sums, autograph=False, jit_compile=compiled
+            self._sums, autograph=False, jit_compile=self.is_compiled
         )
 
     def __call__(self, batch):
@@ -173,16 +174,27 @@ class PrivateStep:
             variable.assign(_next_seed(value) if _is_seed(value) else value)
         return sums
 
-    def _microbatch_sums(self, part):
+    def per_example_gradients(self, part):
+        """Gradients of the examples of a batch, worked through as a whole.
+
+        Args:
+            part: dict of tensors of static size.
+
+        Returns:
+            A `gradients.PerExampleGradients`, and what metrics need.
+        """
         is_float16 = self._model.model.compute_dtype == "float16"
         loss_scale = _FLOAT16_LOSS_SCALE if is_float16 else 1.0
-        rows, aux = gradients.per_example_gradients(
+        return gradients.per_example_gradients(
             self._loss_fn(loss_scale),
             part,
             self._model.trainable_variables,
             self.implementation,
             loss_scale,
         )
+
+    def _microbatch_sums(self, part):
+        rows, aux = self.per_example_gradients(part)
         sums = self.optimizer.clipped_sums(rows, part["real"])
         self._update_metrics(part, aux, rows.valid)
         return sums

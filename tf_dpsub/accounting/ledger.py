@@ -38,6 +38,7 @@ _PLAIN = {
     "each_example_once_per_epoch": _plain_flag,
     "fixed_seed": _plain_flag,
     "private_selection": _plain_flag,
+    "private_state": _plain_flag,
     "steps": operator.index,
     "epochs": operator.index,
     "notes": tuple,
@@ -80,6 +81,9 @@ class LedgerEntry:
             Defaults to `False`.
         private_selection: bool, whether a callback was allowed to steer the run
             by private results. Defaults to `False`.
+        private_state: bool, whether steps used what was computed from private
+            data and is not accounted for, such as a basis. They are then not
+            private. Defaults to `False`.
         steps: int, number of steps. Defaults to 0.
         epochs: int, number of epochs begun. Defaults to 0.
         notes: tuple of str, what else is taken to be public, as nouns for the
@@ -98,6 +102,7 @@ class LedgerEntry:
     each_example_once_per_epoch: bool = False
     fixed_seed: bool = False
     private_selection: bool = False
+    private_state: bool = False
     steps: int = 0
     epochs: int = 0
     notes: tuple[str, ...] = ()
@@ -175,7 +180,7 @@ class LedgerEntry:
             A `dp_accounting.DpEvent`.
         """
         return accountants.sampled_gaussian(
-            self.noise_multiplier,
+            self._accounted_multiplier(),
             self.sampling_rate if self.sampler == "poisson" else 1,
         )
 
@@ -194,9 +199,12 @@ class LedgerEntry:
             A `dp_accounting.DpEvent`.
         """
         return _repeat(
-            accountants.sampled_gaussian(self.noise_multiplier, 1),
+            accountants.sampled_gaussian(self._accounted_multiplier(), 1),
             max(self.steps, self._participations()),
         )
+
+    def _accounted_multiplier(self):
+        return 0.0 if self.private_state else self.noise_multiplier
 
     def _participations(self):
         """How many steps may have used the same example."""

@@ -114,8 +114,7 @@ def _claim(entries, epsilon, delta, accountant):
         return "No private step was taken. ε = 0."
     if math.isinf(epsilon):
         reasons = dict.fromkeys(
-            f"{entry.steps} steps of {entry.mechanism} added no noise"
-            + (" and clipped nothing" * math.isinf(entry.l2_norm_clip))
+            f"{entry.steps} steps of {entry.mechanism} {_fault(entry)}"
             for entry in entries
             if math.isinf(
                 accountants.composed_epsilon([entry.event()], delta=delta)
@@ -125,6 +124,15 @@ def _claim(entries, epsilon, delta, accountant):
     return (
         f"Training was (ε = {round_up(epsilon)}, δ = {delta:g})-differentially "
         f"private, {_sampling(entries)}, by {accountant.upper()} accounting."
+    )
+
+
+def _fault(entry):
+    """Why the steps of an entry are not private."""
+    if entry.private_state:
+        return "used a basis that was computed from private data"
+    return "added no noise" + " and clipped nothing" * math.isinf(
+        entry.l2_norm_clip
     )
 
 

@@ -6,6 +6,8 @@ import os
 
 import numpy as np
 
+from tf_dpsub.data import npz
+
 NAMES = (
     "digits",
     "mnist",
@@ -16,6 +18,7 @@ NAMES = (
 )
 
 _INPUT_FEATURES = ("image", "sentence", "text")
+_ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -23,7 +26,8 @@ class Dataset:
     """A classification data set in memory.
 
     Inputs are float32 images `[examples, height, width, channels]` in [0, 1],
-    or an object array of `str`, `[examples]`. Labels are int64, `[examples]`.
+    an object array of `str`, `[examples]`, or what a file holds, as float32.
+    Labels are int64, `[examples]`.
 
     Attributes:
         name: str, the name it was loaded by.
@@ -61,14 +65,18 @@ def load(name, data_dir=None, *, public=0, seed=0, private=None):
     test split is whole.
 
     `"digits"`, scikit-learn's 1,797 real 8×8 digits, is embedded there and
-    needs no download; 20 % of it, drawn by `seed`, is the test split. Every
-    other name is a TensorFlow Datasets name whose features are an image or a
-    text, and a class label. Where the labels of its test split are hidden (as
-    in GLUE), the validation split is the test split.
+    needs no download; 20 % of it, drawn by `seed`, is the test split. A name
+    that ends in `.npz` is a file with the arrays `x_train`, `y_train`, `x_test`
+    and `y_test`, such as features that a pretrained model has computed; floats
+    are taken as they are, integers scaled as those of images. Every other name
+    is a TensorFlow Datasets name whose features are an image or a text, and a
+    class label. Where the labels of its test split are hidden (as in GLUE), the
+    validation split is the test split.
 
     Args:
         name: str, for instance `"digits"`, `"mnist"`, `"fashion_mnist"`,
-            `"cifar10"`, `"svhn_cropped"`, `"glue/sst2"`.
+            `"cifar10"`, `"svhn_cropped"`, `"glue/sst2"`, or the path of an
+            .npz file.
         data_dir: str or path, folder of prepared TensorFlow Datasets. A given
             folder is only read. Defaults to `None`: the environment variable
             `TFDS_DATA_DIR`, or else the default folder of TensorFlow
@@ -83,8 +91,9 @@ def load(name, data_dir=None, *, public=0, seed=0, private=None):
 
     Raises:
         ValueError: if no data set has that name, if the folder does not hold
-            it, if it is no classification of images or texts, or if the
-            training split has fewer than `private + public` examples.
+            it, if it is no classification of images or texts, if a file does
+            not hold arrays that fit together, or if the training split has
+            fewer than `private + public` examples.
 
     Example:
 
@@ -94,6 +103,8 @@ def load(name, data_dir=None, *, public=0, seed=0, private=None):
     """
     if name == "digits":
         train, test, num_classes = _digits(seed)
+    elif name.endswith(".npz"):
+        train, test, num_classes = _from_npz(name)
     else:
         train, test, num_classes = _from_tfds(name, data_dir)
     examples = len(train[1])
@@ -138,6 +149,43 @@ def _digits(seed):
     order = np.random.default_rng([seed, 1]).permutation(len(y))
     test, train = np.split(order, [len(y) // 5])
     return (x[train], y[train]), (x[test], y[test]), 10
+
+
+def _from_npz(path):
+    x_train, y_train, x_test, y_test = npz.read_arrays(path, _ARRAYS)
+    for split, x, y in (("train", x_train, y_train), ("test", x_test, y_test)):
+        if x.dtype.kind not in "iuf" or x.ndim < 2 or not x.size:
+            raise ValueError(
+                f"Expected numbers of shape [examples, ...] as x_{split} in "
+                f"{path}, got {x.dtype} {list(x.shape)}."
+            )
+        if not np.isfinite(x).all():
+            raise ValueError(
+                f"Expected finite numbers as x_{split} in {path}, got "
+                "infinite ones or NaN."
+            )
+        if not np.issubdtype(y.dtype, np.integer) or y.shape != x.shape[:1]:
+            raise ValueError(
+                f"Expected integers of shape [{len(x)}] as y_{split} in "
+                f"{path}, one label for each example, got {y.dtype} "
+                f"{list(y.shape)}."
+            )
+        if y.min() < 0:
+            raise ValueError(
+                f"Expected labels 0, 1, 2, ... as y_{split} in {path}, got "
+                f"{y.min()}."
+            )
+    if x_train.shape[1:] != x_test.shape[1:]:
+        raise ValueError(
+            f"Expected x_train and x_test of one shape in {path}, got "
+            f"{list(x_train.shape[1:])} and {list(x_test.shape[1:])}."
+        )
+    num_classes = int(max(y_train.max(), y_test.max())) + 1
+    train, test = (
+        (x, y.astype(np.int64))
+        for x, y in ((x_train, y_train), (x_test, y_test))
+    )
+    return train, test, num_classes
 
 
 def _from_tfds(name, data_dir):
@@ -223,4 +271,4 @@ def _inputs(x):
         return np.array([text.decode() for text in x], dtype=object)
     if np.issubdtype(x.dtype, np.integer):
         return x.astype(np.float32) / np.float32(np.iinfo(x.dtype).max)
-    return x
+    return x.astype(np.float32, copy=False)

@@ -63,6 +63,8 @@ class PoissonBatches:
         sampling_rate: float, `q = batch_size / n`.
         steps_per_epoch: int, `ceil(n / batch_size)`.
         seed: int or `None`, as given.
+        inputs: structure of arrays, the inputs of all examples; `None` for a
+            source.
 
     Raises:
         ValueError: if there are no examples, if `x`, `y` and `sample_weight`
@@ -89,11 +91,13 @@ class PoissonBatches:
                     "(x, y) or (x, y, sample_weight)."
                 )
             self.examples = len(x)
+            self.inputs = None
             read = _source_reader(x)
         else:
             parts = _named_parts(x, y, sample_weight)
             arrays = {k: _checked_arrays(k, v) for k, v in parts.items()}
             self.examples = _common_length(arrays)
+            self.inputs = arrays["x"]
             read = _memory_map_reader(arrays)
         self.batch_size = _checked_batch_size(batch_size, self.examples)
         self.sampling_rate = self.batch_size / self.examples

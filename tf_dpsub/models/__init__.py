@@ -2,11 +2,12 @@
 
 import difflib
 
-from tf_dpsub.models.cnn import mnist_cnn
+from tf_dpsub.models.cnn import gep_mnist_cnn, mnist_cnn
 from tf_dpsub.models.mlp import mlp
 from tf_dpsub.models.resnet import resnet20_gn, wide_resnet_gn
 
 NAMES = {
+    "gep_mnist_cnn": gep_mnist_cnn,
     "mlp": mlp,
     "mnist_cnn": mnist_cnn,
     "resnet20_gn": resnet20_gn,

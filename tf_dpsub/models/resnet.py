@@ -17,6 +17,9 @@ def resnet20_gn(input_shape=(32, 32, 3), num_classes=10, groups=4):
     the shortcut is a 1×1 convolution and a GroupNorm (option B of the ResNet
     paper). 272,474 parameters for 32×32×3 inputs and 10 classes.
 
+    Layers with weights are called `input_...`, `stage1_block1_...` to
+    `stage3_block3_...`, and `logits`.
+
     Args:
         input_shape: tuple of ints, height, width and channels of one image.
             Defaults to `(32, 32, 3)`.
@@ -36,7 +39,7 @@ def resnet20_gn(input_shape=(32, 32, 3), num_classes=10, groups=4):
           https://arxiv.org/abs/2102.12677)
     """
     inputs = keras.Input(input_shape)
-    x = _norm_relu(_conv(inputs, 16), groups)
+    x = _norm_relu(_conv(inputs, 16, "input_conv"), groups, "input_norm")
     x = _stages(x, _block, width=1, blocks=3, groups=groups)
     return _classifier(inputs, x, num_classes, "resnet20_gn")
 
@@ -81,9 +84,9 @@ def wide_resnet_gn(
             f"because a WRN has three stages of n blocks, got {depth}."
         )
     inputs = keras.Input(input_shape)
-    x = _conv(inputs, 16)
+    x = _conv(inputs, 16, "input_conv")
     x = _stages(x, _preactivated_block, width, blocks, groups)
-    x = _norm_relu(x, groups)
+    x = _norm_relu(x, groups, "output_norm")
     return _classifier(
         inputs, x, num_classes, f"wide_resnet_gn_{depth}_{width}"
     )
@@ -93,29 +96,37 @@ def _stages(x, block, width, blocks, groups):
     for stage in range(_STAGES):
         for i in range(blocks):
             strides = 2 if stage > 0 and i == 0 else 1
-            x = block(x, 16 * width * 2**stage, strides, groups)
+            name = f"stage{stage + 1}_block{i + 1}"
+            x = block(x, 16 * width * 2**stage, strides, groups, name)
     return x
 
 
-def _block(x, filters, strides, groups):
+def _block(x, filters, strides, groups, name):
     shortcut = x
     if strides != 1 or x.shape[-1] != filters:
-        shortcut = _norm(_conv(x, filters, size=1, strides=strides), groups)
-    x = _norm_relu(_conv(x, filters, strides=strides), groups)
-    x = _norm(_conv(x, filters), groups)
+        shortcut = _conv(
+            x, filters, f"{name}_shortcut_conv", size=1, strides=strides
+        )
+        shortcut = _norm(shortcut, groups, f"{name}_shortcut_norm")
+    x = _conv(x, filters, f"{name}_conv1", strides=strides)
+    x = _norm_relu(x, groups, f"{name}_norm1")
+    x = _norm(_conv(x, filters, f"{name}_conv2"), groups, f"{name}_norm2")
     return keras.layers.ReLU()(keras.layers.Add()([x, shortcut]))
 
 
-def _preactivated_block(x, filters, strides, groups):
+def _preactivated_block(x, filters, strides, groups, name):
     shortcut = x
-    x = _norm_relu(x, groups)
+    x = _norm_relu(x, groups, f"{name}_norm1")
     if strides != 1 or x.shape[-1] != filters:
-        shortcut = _conv(x, filters, size=1, strides=strides)
-    x = _norm_relu(_conv(x, filters, strides=strides), groups)
-    return keras.layers.Add()([_conv(x, filters), shortcut])
+        shortcut = _conv(
+            x, filters, f"{name}_shortcut_conv", size=1, strides=strides
+        )
+    x = _conv(x, filters, f"{name}_conv1", strides=strides)
+    x = _norm_relu(x, groups, f"{name}_norm2")
+    return keras.layers.Add()([_conv(x, filters, f"{name}_conv2"), shortcut])
 
 
-def _conv(x, filters, size=3, strides=1):
+def _conv(x, filters, name, size=3, strides=1):
     return keras.layers.Conv2D(
         filters,
         size,
@@ -123,15 +134,16 @@ def _conv(x, filters, size=3, strides=1):
         padding="same",
         use_bias=False,
         kernel_initializer="he_normal",
+        name=name,
     )(x)
 
 
-def _norm(x, groups):
-    return keras.layers.GroupNormalization(groups)(x)
+def _norm(x, groups, name):
+    return keras.layers.GroupNormalization(groups, name=name)(x)
 
 
-def _norm_relu(x, groups):
-    return keras.layers.ReLU()(_norm(x, groups))
+def _norm_relu(x, groups, name):
+    return keras.layers.ReLU()(_norm(x, groups, name))
 
 
 def _classifier(inputs, x, num_classes, name):

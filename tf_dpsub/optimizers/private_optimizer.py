@@ -60,7 +60,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
     ):
         super().__init__(learning_rate=0.0, name=name)
         self.inner_optimizer = _checked_inner(optimizer)
-        _check_privacy(noise_multiplier, l2_norm_clip)
+        check_privacy(noise_multiplier, l2_norm_clip)
         _check_count("batch_size", batch_size)
         if microbatch_size is not None:
             _check_count("microbatch_size", microbatch_size)
@@ -68,7 +68,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
             raise ValueError(
                 f"Expected per_example in {PER_EXAMPLE}, got {per_example!r}."
             )
-        if seed is not None and not (_is_int(seed) and seed >= 0):
+        if seed is not None and not (is_int(seed) and seed >= 0):
             raise ValueError(f"Expected seed >= 0 (int) or None, got {seed!r}.")
         self._noise_multiplier = float(noise_multiplier)
         self._l2_norm_clip = float(l2_norm_clip)
@@ -84,10 +84,51 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
     batch_size = property(lambda self: self._batch_size)
     seed = property(lambda self: self._seed)
 
-    # The mechanism.
+    # What it knows beside private data.
+
+    def attach(self, model):
+        """Creates public state for a model, once its step is built.
+
+        Args:
+            model: `tf_dpsub.PrivateModel`.
+        """
+
+    def begin_run(self, steps):
+        """To be told how many steps a run has, before the first of them.
+
+        Args:
+            steps: int, or None where that is not known.
+        """
 
     def prepare(self, model):
         """Refreshes public state before a step. Touches nothing private."""
+
+    @property
+    def public_inputs(self):
+        """Inputs of public examples, a structure of arrays; None if none."""
+        return None
+
+    @property
+    def allow_private(self):
+        """Whether public examples may be private ones as well."""
+        return False
+
+    @property
+    def has_private_state(self):
+        """Whether a step uses what was computed from private data."""
+        return False
+
+    @property
+    def notes(self):
+        """What the statement has to take as public, tuple of string."""
+        return ()
+
+    # The mechanism.
+
+    @property
+    def description(self):
+        """Name of the mechanism for the ledger, with what it alone has."""
+        return type(self).__name__
 
     @abc.abstractmethod
     def sum_shapes(self):
@@ -106,17 +147,29 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
             List of float32 tensors, which add over microbatches.
         """
 
+    def released_sums(self, sums):
+        """What is released of the sums of a whole batch: noise is added to it.
+
+        Args:
+            sums: list of float32 or float64 tensors: the sums of `clipped_sums`
+                over a whole batch.
+
+        Returns:
+            List of tensors, which depend on `sums` linearly.
+        """
+        return sums
+
     @abc.abstractmethod
     def noise_stddevs(self):
-        """Standard deviations of the noise that `privatize` adds, by sum."""
+        """Standard deviations of the noise, by what `released_sums` returns."""
 
     @abc.abstractmethod
     def privatize(self, noisy_sums):
         """Reconstructs gradients from what was released.
 
         Args:
-            noisy_sums: list of float32 tensors: the sums of `clipped_sums` over
-                a whole batch, with noise.
+            noisy_sums: list of float32 tensors: what `released_sums` returned,
+                with noise.
 
         Returns:
             List of float32 gradients, one for each trainable variable.
@@ -129,6 +182,19 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
 
         It is 0 if a step is not private.
         """
+
+    def draw_noise(self, key, shapes):
+        """Draws the noise of one step.
+
+        Args:
+            key: int64 tensor of shape `[2]`, for this call alone.
+            shapes: list of shapes, those of what is released.
+
+        Returns:
+            List of float32 tensors.
+        """
+        stddevs = self.noise_stddevs()
+        return noise.gaussian(key, shapes, stddevs, self.secure_noise)
 
     # One step.
 
@@ -144,16 +210,14 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
                 for each variable without one. They depend on weights alone and
                 enter after the noise. Defaults to `None`.
         """
+        sums = self.released_sums(sums)
         key = self._noise_key.advance()
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        stddevs = self.noise_stddevs()
         if replicas > 1:
             # The sums of replicas must not be rounded before they meet.
             sums = [tf.cast(s, tf.float64) for s in sums]
-        if any(stddevs) and _is_first_replica():
-            draws = noise.gaussian(
-                key, [s.shape for s in sums], stddevs, self.secure_noise
-            )
+        if any(self.noise_stddevs()) and _is_first_replica():
+            draws = self.draw_noise(key, [s.shape for s in sums])
             sums = [s + tf.cast(z, s.dtype) for s, z in zip(sums, draws)]
         if replicas > 1:
             sums = tf.distribute.get_replica_context().all_reduce(
@@ -261,32 +325,44 @@ def _checked_inner(optimizer):
     return optimizer
 
 
-def _check_privacy(noise_multiplier, l2_norm_clip):
+def check_privacy(noise_multiplier, l2_norm_clip, prefix=""):
+    """Checks a noise multiplier and the clip that it belongs to.
+
+    Args:
+        noise_multiplier: float.
+        l2_norm_clip: float.
+        prefix: string, of the names in messages. Defaults to `""`.
+
+    Raises:
+        ValueError: if one is out of range.
+    """
+    multiplier = f"{prefix}noise_multiplier"
+    clip = f"{prefix}norm_clip" if prefix else "l2_norm_clip"
     if not noise_multiplier >= 0 or math.isinf(noise_multiplier):
         raise ValueError(
-            f"Expected finite noise_multiplier >= 0, got {noise_multiplier}."
+            f"Expected finite {multiplier} >= 0, got {noise_multiplier}."
         )
     if not l2_norm_clip > 0:
-        raise ValueError(f"Expected l2_norm_clip > 0, got {l2_norm_clip}.")
+        raise ValueError(f"Expected {clip} > 0, got {l2_norm_clip}.")
     if l2_norm_clip < _SMALLEST_CLIP:
         raise ValueError(
-            f"Expected l2_norm_clip >= {_SMALLEST_CLIP}, got {l2_norm_clip}: "
+            f"Expected {clip} >= {_SMALLEST_CLIP}, got {l2_norm_clip}: "
             "squares of smaller norms may be flushed to zero. Scale the loss "
             "and the clip up."
         )
     if math.isinf(l2_norm_clip) and noise_multiplier > 0:
         raise ValueError(
-            "Expected a finite l2_norm_clip with noise_multiplier > 0, got "
+            f"Expected a finite {clip} with {multiplier} > 0, got "
             "inf: without a clip no amount of noise makes a sum private."
         )
 
 
-def _is_int(value):
+def is_int(value):
     return hasattr(value, "__index__") and not isinstance(value, bool)
 
 
 def _check_count(name, value):
-    if not (_is_int(value) and value > 0):
+    if not (is_int(value) and value > 0):
         raise ValueError(f"Expected {name} >= 1 (int), got {value!r}.")
 
 

@@ -1,0 +1,215 @@
+"""Callbacks that write down what gradients look like, epoch by epoch."""
+
+import csv
+import dataclasses
+import io
+import os
+import pathlib
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import tree
+
+# Examples whose gradients are computed at a time, and columns of them that are
+# multiplied at a time in float64.
+_CHUNK = 250
+_COLUMNS = 2**14
+
+
+class _GradientRecorder(keras.callbacks.Callback):
+    """Looks at the per-example gradients of given examples.
+
+    Args:
+        x: array, or structure of arrays, inputs as the model takes them.
+        y: the same for targets.
+        path: string or path-like, the file to write, which is continued.
+        epochs: collection of int, the epochs after which it is done, the first
+            of which is 1. Defaults to `None`, all.
+    """
+
+    def __init__(self, x, y, path, *, epochs=None):
+        super().__init__()
+        self._data = {"x": x, "y": y}
+        self._path = pathlib.Path(path)
+        self._epochs = None if epochs is None else frozenset(epochs)
+
+    def on_train_begin(self, logs=None):
+        if getattr(self.model, "training_step", None) is None:
+            raise ValueError(
+                f"Expected a private model for {type(self).__name__}, got "
+                f"'{self.model.name}'. Wrap it: `tf_dpsub.make_private(model)`."
+            )
+
+    def on_epoch_end(self, epoch, logs=None):
+        if self._epochs is None or epoch + 1 in self._epochs:
+            self._record(epoch + 1)
+
+    def _by_chunk(self, function):
+        """What a function makes of the gradients of some examples each."""
+
+        @tf.function
+        def of(batch):
+            step = self.model.training_step
+            gradients, _ = step.per_example_gradients(batch)
+            return function(gradients)
+
+        examples = len(tree.flatten(self._data["x"])[0])
+        for first in range(0, examples, _CHUNK):
+            part = tree.map_structure(
+                lambda a: tf.convert_to_tensor(a[first : first + _CHUNK]),
+                self._data,
+            )
+            rows = min(_CHUNK, examples - first)
+            yield of(part | {"real": tf.ones([rows])})
+
+    def _replace(self, content):
+        """Writes the file as a whole: an interruption leaves the old one."""
+        incomplete = self._path.with_name(f"{self._path.name}.incomplete")
+        incomplete.write_bytes(content)
+        os.replace(incomplete, self._path)
+
+
+class ProjectionErrorRecorder(_GradientRecorder):
+    """Writes how much of public gradients the subspace of a run misses.
+
+    The file is a CSV table with `epoch`, `group` and `error`: for each
+    parameter group, and for `all` of them, the share of the energy (the sum of
+    squared norms) of the gradients that lies outside of the subspace which the
+    last step used. The examples must not be those that span it.
+
+    Formal guarantees: nothing private is read, if the examples are public. Of
+    private ones the error is a private result, which no epsilon covers.
+
+    Args: as above.
+
+    Raises:
+        ValueError: in `fit`, if the optimizer has no subspace.
+
+    Example:
+
+    ```python
+    recorder = tf_dpsub.callbacks.ProjectionErrorRecorder(
+        x_held_out, y_held_out, "projection_error.csv"
+    )
+    model.fit(x, y, epochs=30, callbacks=[recorder])
+    ```
+    """
+
+    def on_train_begin(self, logs=None):
+        super().on_train_begin(logs)
+        if not hasattr(self.model.optimizer, "subspace"):
+            raise ValueError(
+                "Expected an optimizer with a subspace for "
+                "ProjectionErrorRecorder, got "
+                f"{type(self.model.optimizer).__name__}."
+            )
+
+    def _record(self, epoch):
+        subspace = self.model.optimizer.subspace
+        names = [*(group.name for group in subspace.groups), "all"]
+        whole, inside = self._energies(subspace)
+        rows = [row for row in self._rows() if int(row["epoch"]) < epoch]
+        rows += [
+            {"epoch": epoch, "group": name, "error": 1 - b / a if a else 0.0}
+            for name, a, b in zip(names, whole, inside)
+        ]
+        table = io.StringIO(newline="")
+        writer = csv.DictWriter(table, rows[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        self._replace(table.getvalue().encode())
+
+    def _rows(self):
+        if not self._path.exists():
+            return []
+        return list(csv.DictReader(io.StringIO(self._path.read_text("utf-8"))))
+
+    def _energies(self, subspace):
+        """Energy of gradients and of their projections: by group, and all."""
+
+        def of_chunk(gradients):
+            parts = tf.split(subspace.project(gradients), subspace.ranks, 1)
+            whole = [
+                gradients.sq_norms([gradients.variables[k] for k in g.indices])
+                for g in subspace.groups
+            ]
+            inside = [tf.reduce_sum(tf.square(p), 1) for p in parts]
+            return tf.reduce_sum([whole, inside], 2)  # [2, groups]
+
+        chunks = [chunk.numpy() for chunk in self._by_chunk(of_chunk)]
+        energies = np.sum(chunks, 0, np.float64)
+        return np.append(energies, energies.sum(1, keepdims=True), 1)
+
+
+class SpectrumRecorder(_GradientRecorder):
+    """Writes the spectrum of the second moment of public gradients.
+
+    The file is an `.npz` with `epochs`, `[recorded]`, and `eigenvalues`,
+    `[recorded, eigenvalues]`: the largest ones of
+    `(sum of g_i g_i^T) / m`, largest first.
+
+    Formal guarantees: nothing private is read, if the examples are public: use
+    `PrivateSpectrumRecorder` for others.
+
+    Args: as above.
+        eigenvalues: int, how many to write. Defaults to `500`.
+
+    Reference:
+        - [Zhou et al., 2021](https://arxiv.org/abs/2007.03813), Figure 1
+    """
+
+    def __init__(self, x, y, path, *, eigenvalues=500, epochs=None):
+        super().__init__(x, y, path, epochs=epochs)
+        self._count = eigenvalues
+
+    def _record(self, epoch):
+        found = {e: v for e, v in self._found().items() if e < epoch}
+        found[epoch] = self._eigenvalues()
+        buffer = io.BytesIO()
+        np.savez(buffer, epochs=list(found), eigenvalues=list(found.values()))
+        self._replace(buffer.getvalue())
+
+    def _found(self):
+        if not self._path.exists():
+            return {}
+        with np.load(self._path) as file:
+            return dict(zip(file["epochs"].tolist(), file["eigenvalues"]))
+
+    def _eigenvalues(self):
+        def of_chunk(gradients):
+            return [
+                tf.reshape(gradients.rows(v), [gradients.batch_size, -1])
+                for v in gradients.variables
+            ]
+
+        gram = 0.0
+        for parts in zip(*self._by_chunk(of_chunk)):
+            rows = np.concatenate([part.numpy() for part in parts])
+            for first in range(0, rows.shape[1], _COLUMNS):
+                some = rows[:, first : first + _COLUMNS].astype(np.float64)
+                gram = gram + some @ some.T  # [examples, examples]
+        eigenvalues = np.linalg.eigvalsh(gram / len(gram))[::-1]
+        # Rounding can leave those that are zero a little below.
+        return np.maximum(eigenvalues[: self._count], 0.0)
+
+
+class PrivateSpectrumRecorder(SpectrumRecorder):
+    """As `SpectrumRecorder`, of private examples: for analysis only.
+
+    Formal guarantees: none. What is written is computed from private data
+    without noise, and no epsilon covers it. The privacy statement of the model
+    says so.
+    """
+
+    def on_train_begin(self, logs=None):
+        super().on_train_begin(logs)
+        run = self.model.current_run
+        run.entry = dataclasses.replace(
+            run.entry,
+            notes=(
+                *run.entry.notes,
+                f"spectra of private gradients in {self._path.name}, which no "
+                "ε covers",
+            ),
+        )

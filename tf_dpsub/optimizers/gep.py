@@ -1,0 +1,234 @@
+"""GEP and B-GEP: a noisy embedding of gradients, and a noisy residual.
+
+Implementation of "Do Not Let Privacy Overbill Utility: Gradient Embedding
+Perturbation for Private Learning" (Yu, Zhang, Chen, Liu, ICLR 2021,
+Algorithm 1).
+"""
+
+import math
+
+import keras
+import tensorflow as tf
+
+from tf_dpsub.optimizers.clipping import clip_factors
+from tf_dpsub.optimizers.private_optimizer import check_privacy
+from tf_dpsub.optimizers.subspace_optimizer import SubspaceOptimizer
+
+# PRIVACY: the squared norm of a residual is a difference, in which rounding and
+# what V lacks to be orthonormal leave this share of the gradient's.
+_RESIDUAL_MARGIN = 2.0**-10
+# With that margin an example may enter the two sums of which a residual is the
+# difference with 32 times its clip: float32 sums over more examples than this
+# would be rounded by more than clipping leaves room for.
+_LARGEST_MICROBATCH = 512
+
+
+@keras.saving.register_keras_serializable("tf_dpsub")
+class GEP(SubspaceOptimizer):
+    """Perturbs what lies in a subspace, and what is left, each by its own.
+
+    With `V` the orthonormal basis of `subspace`, of k directions, a gradient
+    `g_i` has the embedding `w_i = V^T g_i` and the residual
+    `r_i = g_i - V w_i`. They are clipped one by one:
+
+    `w = sum of clip(w_i, C0) + N(0, sigma0^2 C0^2 I_k)`,
+    `r = sum of clip(r_i, C1) + N(0, sigma1^2 C1^2 I_p)`,
+    `gradient = (V w + r) / B`,
+
+    with `C0 = l2_norm_clip`, `C1 = residual_norm_clip`,
+    `sigma0 = noise_multiplier`, `sigma1 = residual_noise_multiplier` and
+    `B = batch_size`. Without the residual it is B-GEP.
+
+    Formal guarantees: what is released at a step is the noisy embedding and the
+    noisy residual, of the same batch. Replacing one example by an empty one
+    moves them by at most `C0` and `C1`. Divided by `sigma0 C0` and `sigma1 C1`
+    both have unit noise, and move together by at most
+    `sqrt(sigma0^-2 + sigma1^-2)`: a step is accounted for by one Gaussian event
+    of multiplier `(sigma0^-2 + sigma1^-2)^(-1/2)`, under the sampling that
+    drew the batch, and not by two. `||r_i||^2 = ||g_i||^2 - ||w_i||^2`, and
+    the sum of residuals is a difference of sums: residual rows are never
+    formed. Both rest on `||V^T V - I|| <= 2^-13`, and on the margin of
+    `2^-10 ||g_i||^2` that is added. If either multiplier is 0, or the subspace
+    is not public, no step is private.
+
+    Args: as `PrivateOptimizer`.
+        l2_norm_clip: float, the norm to which embeddings are clipped.
+        subspace: `tf_dpsub.subspaces.Subspace`.
+        residual: bool, whether the residual is released too. Defaults to
+            `True`. Microbatches then have at most 512 examples.
+        residual_norm_clip: float, the norm to which residuals are clipped;
+            required with a residual. Defaults to `None`.
+        residual_noise_multiplier: float, standard deviation of the residual's
+            noise relative to `residual_norm_clip`. Defaults to `None`, that of
+            the embedding.
+
+    Example:
+
+    ```python
+    optimizer = tf_dpsub.optimizers.GEP(
+        keras.optimizers.SGD(0.1, momentum=0.9),
+        subspace=tf_dpsub.subspaces.PublicSubspace(
+            x_public, rank=500, groups=5
+        ),
+        l2_norm_clip=5.0, residual_norm_clip=2.0,
+        noise_multiplier=2.73, batch_size=1000,
+    )
+    ```
+
+    Reference:
+        - [Yu et al., 2021](https://arxiv.org/abs/2102.12677)
+    """
+
+    def __init__(
+        self,
+        optimizer,
+        *,
+        subspace,
+        residual=True,
+        residual_norm_clip=None,
+        residual_noise_multiplier=None,
+        **kwargs,
+    ):
+        super().__init__(optimizer, subspace=subspace, **kwargs)
+        self.residual = bool(residual)
+        if self.residual and (self.microbatch_size or 0) > _LARGEST_MICROBATCH:
+            raise ValueError(
+                f"Expected microbatch_size <= {_LARGEST_MICROBATCH} with a "
+                f"residual, got {self.microbatch_size}: rounding would exceed "
+                "the clip. It changes speed and memory alone."
+            )
+        if not self.residual:
+            if (residual_norm_clip, residual_noise_multiplier) != (None, None):
+                raise ValueError(
+                    "Expected neither residual_norm_clip nor "
+                    "residual_noise_multiplier with residual=False, got "
+                    f"{residual_norm_clip} and {residual_noise_multiplier}."
+                )
+        elif residual_norm_clip is None:
+            raise ValueError(
+                "Expected residual_norm_clip with residual=True, got None. A "
+                "fifth of l2_norm_clip is usual; residual=False is B-GEP."
+            )
+        else:
+            check_privacy(
+                self.noise_multiplier
+                if residual_noise_multiplier is None
+                else residual_noise_multiplier,
+                residual_norm_clip,
+                prefix="residual_",
+            )
+        self._residual_norm_clip = residual_norm_clip
+        self._residual_noise_multiplier = residual_noise_multiplier
+
+    residual_norm_clip = property(lambda self: self._residual_norm_clip)
+
+    @property
+    def residual_noise_multiplier(self):
+        """Noise multiplier of the residual; None without one."""
+        if self.residual and self._residual_noise_multiplier is None:
+            return self.noise_multiplier
+        return self._residual_noise_multiplier
+
+    @property
+    def description(self):
+        if not self.residual:
+            return "GEP without residual"
+        return (
+            f"GEP, with a residual clipped at {self.residual_norm_clip:g} (the "
+            "multiplier is that of embedding and residual together)"
+        )
+
+    def prepare(self, model):
+        self.subspace.prepare(model, self.iterations)
+
+    def sum_shapes(self):
+        shape = tf.TensorShape([self.subspace.rank])
+        if not self.residual:
+            return [shape]
+        return [shape, shape, *(v.shape for v in self._trainable_variables)]
+
+    def clipped_sums(self, gradients, keep):
+        embeddings = self.subspace.project(gradients)  # [batch, k]
+        sq_norms = tf.reduce_sum(tf.square(embeddings), 1)
+        factors = clip_factors(sq_norms, self.l2_norm_clip) * keep
+        sums = [_weighted_sum(factors, embeddings)]
+        if not self.residual:
+            return sums
+        factors = clip_factors(
+            _sq_residuals(gradients.sq_norm_bounds(), sq_norms),
+            self.residual_norm_clip,
+        )
+        factors *= keep
+        sums.append(_weighted_sum(factors, embeddings))
+        return sums + gradients.weighted_sum(factors)
+
+    def released_sums(self, sums):
+        if not self.residual:
+            return sums
+        # The second and the others are never released: their difference is,
+        # in float64, because they may be much larger than it.
+        embedding, inside, *whole = (tf.cast(s, tf.float64) for s in sums)
+        inside = self.subspace.lift(inside)
+        return [embedding, *(a - b for a, b in zip(whole, inside))]
+
+    def noise_stddevs(self):
+        stddevs = [_stddev(self.noise_multiplier, self.l2_norm_clip)]
+        if self.residual:
+            stddev = _stddev(
+                self.residual_noise_multiplier, self.residual_norm_clip
+            )
+            stddevs += [stddev] * len(self._trainable_variables)
+        return stddevs
+
+    def privatize(self, noisy_sums):
+        embedding, *residuals = noisy_sums
+        sums = self.subspace.lift(embedding)
+        if self.residual:
+            sums = [a + b for a, b in zip(sums, residuals)]
+        return [s / self.batch_size for s in sums]
+
+    @property
+    def effective_noise_multiplier(self):
+        if not self.residual:
+            return self.noise_multiplier
+        pair = (self.noise_multiplier, self.residual_noise_multiplier)
+        if 0 in pair:
+            return 0.0
+        return 1 / math.hypot(1 / pair[0], 1 / pair[1])
+
+    @property
+    def coordinate_stddev(self):
+        return self.noise_stddevs()[0] / self.batch_size
+
+    def preview(self, coordinates, sq_norms):
+        own = tf.reduce_sum(tf.square(coordinates), 1)
+        factors = clip_factors(own, self.l2_norm_clip)
+        released = 0.0
+        if self.residual:
+            left = clip_factors(
+                _sq_residuals(sq_norms, own), self.residual_norm_clip
+            )
+            released = tf.reduce_mean(left)
+        return factors[:, None] * coordinates, released
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "residual": self.residual,
+            "residual_norm_clip": self._residual_norm_clip,
+            "residual_noise_multiplier": self._residual_noise_multiplier,
+        }
+
+
+def _sq_residuals(sq_norms, sq_embeddings):
+    """Upper bounds of squared norms of residuals, `[batch]`."""
+    left = tf.maximum(sq_norms - sq_embeddings, 0.0)
+    return left + _RESIDUAL_MARGIN * sq_norms
+
+
+def _weighted_sum(factors, rows):
+    return tf.linalg.matvec(rows, factors, transpose_a=True)
+
+
+def _stddev(noise_multiplier, l2_norm_clip):
+    return noise_multiplier * l2_norm_clip if noise_multiplier else 0.0

@@ -1,0 +1,85 @@
+"""The base of the optimizers that work in a subspace."""
+
+import abc
+
+import keras
+
+from tf_dpsub.optimizers.private_optimizer import PrivateOptimizer
+
+
+class SubspaceOptimizer(PrivateOptimizer):
+    """A private optimizer whose mechanism has a subspace.
+
+    Args: as `PrivateOptimizer`.
+        subspace: `tf_dpsub.subspaces.Subspace`, for one model.
+    """
+
+    def __init__(self, optimizer, *, subspace, **kwargs):
+        super().__init__(optimizer, **kwargs)
+        if not hasattr(subspace, "prepare"):
+            raise ValueError(
+                "Expected a tf_dpsub.subspaces.Subspace, got "
+                f"{type(subspace).__name__}."
+            )
+        self.subspace = subspace
+
+    def build(self, variables):
+        if not self.built:
+            super().build(variables)
+            self.subspace.build(self)
+
+    def attach(self, model):
+        self.subspace.attach(model)
+
+    def begin_run(self, steps):
+        self.subspace.begin_run(steps)
+
+    @property
+    def public_inputs(self):
+        return self.subspace.public_inputs
+
+    @property
+    def allow_private(self):
+        return getattr(self.subspace, "allow_private", False)
+
+    @property
+    def notes(self):
+        return self.subspace.notes
+
+    @property
+    def has_private_state(self):
+        return not self.subspace.is_public
+
+    # For subspaces that choose their own rank.
+
+    @property
+    @abc.abstractmethod
+    def coordinate_stddev(self):
+        """Standard deviation of the noise in a coordinate of the gradient."""
+
+    @abc.abstractmethod
+    def preview(self, coordinates, sq_norms):
+        """What the mechanism would do to public examples.
+
+        Args:
+            coordinates: float32 tensor of shape `[m, rank]`.
+            sq_norms: float32 tensor of shape `[m]`, of whole gradients.
+
+        Returns:
+            Clipped coordinates, `[m, rank]`, and the share (float tensor) of
+            what lies outside of the subspace that is released as well.
+        """
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "subspace": keras.saving.serialize_keras_object(self.subspace),
+        }
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        config = dict(config)
+        config["subspace"] = keras.saving.deserialize_keras_object(
+            config["subspace"], custom_objects=custom_objects
+        )
+        return super().from_config(config, custom_objects)

@@ -1,0 +1,363 @@
+"""The top eigenspace of gradients of public examples."""
+
+import secrets
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import tree
+
+from tf_dpsub.gradients.operator import sum_squares
+from tf_dpsub.optimizers.private_optimizer import is_int
+from tf_dpsub.subspaces import arrays, eigenspaces, linear_algebra
+from tf_dpsub.subspaces import groups as parameter_groups
+from tf_dpsub.subspaces.public_gradients import PublicGradients
+from tf_dpsub.subspaces.rank_selection import RankSelection
+from tf_dpsub.subspaces.subspace import (
+    Subspace,
+    assign_if,
+    public_variable,
+    require_orthonormal,
+)
+
+_METHODS = {
+    "power": eigenspaces.power,
+    "gram": eigenspaces.gram,
+    "lanczos": eigenspaces.lanczos,
+}
+# Rows of public gradients at a time, unless the rank allows for more.
+_CHUNK = 256
+# Share of the public examples that rank="auto" holds out by default.
+_HELD_OUT = 0.2
+
+
+@keras.saving.register_keras_serializable("tf_dpsub")
+class PublicSubspace(Subspace):
+    """Top eigenspace of public per-example gradients at the current weights.
+
+    At a refresh the gradients of m public examples, `[m, parameters]`, are
+    computed anew, and the basis of each parameter group spans the top right
+    singular vectors of its columns. They are worked through in chunks of rows:
+    memory follows the rank, not m.
+
+    - `"power"`: `iterations` of subspace iteration from the last basis. Best
+      for many public examples.
+    - `"gram"`: the exact eigenspace, by an eigendecomposition of `[m, m]`. Best
+      for m up to some hundred.
+    - `"lanczos"`: `iterations` cycles of block Lanczos from the last basis, for
+      many public examples whose spectrum decays slowly.
+
+    Formal guarantees: the basis depends on public examples, on public
+    randomness and on the weights, which are released. Nothing private is
+    touched, so a refresh costs no privacy. Public examples that are private
+    ones as well are not covered by the guarantee: they raise, or are stated.
+
+    Args:
+        x_public: array, or structure of arrays, inputs of public examples.
+        y_public: the same for targets. Defaults to `None`: labels are drawn at
+            random, anew at each refresh.
+        rank: int, number of directions of all groups; or `"auto"`: as many as
+            the public examples that did not make the basis show to be worth
+            their noise, chosen again at each refresh: see `RankSelection`.
+        max_rank: int, the most that `rank="auto"` may take. Defaults to `None`.
+        groups: int, so many groups of consecutive layers; lists of layer
+            names; or `"layers"`, one for each. Ranks follow the square roots
+            of their sizes. Defaults to `1`.
+        method: string, see above. Defaults to `"power"`.
+        iterations: int, number of power iterations or Lanczos cycles. Defaults
+            to `1`.
+        update_every: int, number of steps from one refresh to the next.
+            Defaults to `1`.
+        held_out: int, for `rank="auto"`, number of public examples, drawn anew
+            at each refresh, that do not make the basis but show what it
+            misses. Defaults to `None`, a fifth of them.
+        horizon: int, for `rank="auto"`, number of steps over which the noise is
+            expected to average out. Defaults to `None`, those of the run.
+        allow_private: bool, whether public examples may be private ones as
+            well. The statement then says so. Defaults to `False`.
+        seed: int, of what is drawn: random labels, which examples are held
+            out, the first basis. Defaults to `None`, fresh entropy.
+
+    Raises:
+        ValueError: if an argument is out of range.
+
+    Example:
+
+    ```python
+    subspace = tf_dpsub.subspaces.PublicSubspace(
+        x_public, y_public, rank=50, method="gram"
+    )
+    ```
+
+    Reference:
+        - [Zhou et al., 2021](https://arxiv.org/abs/2007.03813)
+        - [Yu et al., 2021](https://arxiv.org/abs/2102.12677)
+    """
+
+    def __init__(
+        self,
+        x_public,
+        y_public=None,
+        *,
+        rank,
+        max_rank=None,
+        groups=1,
+        method="power",
+        iterations=1,
+        update_every=1,
+        held_out=None,
+        horizon=None,
+        allow_private=False,
+        seed=None,
+    ):
+        super().__init__(groups)
+        self._x = _as_arrays(arrays.decoded(x_public))
+        self._y = (
+            None if y_public is None else _as_arrays(arrays.decoded(y_public))
+        )
+        self._examples = _count_examples(self._x, self._y)
+        if method not in _METHODS:
+            raise ValueError(
+                f"Expected method in {tuple(_METHODS)}, got {method!r}."
+            )
+        for name, value in (
+            ("iterations", iterations),
+            ("update_every", update_every),
+        ):
+            if not (is_int(value) and value >= 1):
+                raise ValueError(f"Expected {name} >= 1 (int), got {value!r}.")
+        self._check_rank(rank, max_rank)
+        self._check_auto(rank, held_out, horizon)
+        if rank == "auto" and held_out is None:
+            held_out = max(2, round(_HELD_OUT * self._examples))
+        self._rank = rank
+        self._max_rank = max_rank
+        self.method = method
+        self.iterations = int(iterations)
+        self.update_every = int(update_every)
+        self.held_out = int(held_out or 0)
+        self._horizon = horizon
+        self.allow_private = bool(allow_private)
+        self._seed = seed
+        self._entropy = secrets.randbits(63) if seed is None else int(seed)
+        self.selection = None
+
+    @staticmethod
+    def _check_rank(rank, max_rank):
+        if rank == "auto":
+            rank = max_rank
+            if max_rank is None:
+                raise ValueError(
+                    "Expected max_rank with rank='auto', got None. It bounds "
+                    "memory and time."
+                )
+        elif max_rank is not None:
+            raise ValueError(
+                "Expected max_rank=None unless rank='auto', got "
+                f"{max_rank!r} and rank={rank!r}."
+            )
+        if not (is_int(rank) and rank >= 1):
+            raise ValueError(f"Expected rank >= 1 (int), got {rank!r}.")
+
+    def _check_auto(self, rank, held_out, horizon):
+        if rank != "auto":
+            if (held_out, horizon) != (None, None):
+                raise ValueError(
+                    "Expected held_out and horizon with rank='auto' alone, got "
+                    f"held_out={held_out!r}, horizon={horizon!r} and "
+                    f"rank={rank!r}."
+                )
+            return
+        if held_out is not None and not (
+            is_int(held_out) and 2 <= held_out < self._examples
+        ):
+            raise ValueError(
+                f"Expected 2 <= held_out < {self._examples}, the number of "
+                f"public examples, got {held_out!r}."
+            )
+        if self._examples < 3:
+            raise ValueError(
+                "Expected 3 public examples at least with rank='auto', got "
+                f"{self._examples}: two of them have to show what the basis of "
+                "the others misses."
+            )
+        if horizon is not None and not (is_int(horizon) and horizon >= 1):
+            raise ValueError(
+                f"Expected horizon >= 1 (int) or None, got {horizon!r}."
+            )
+
+    @property
+    def public_inputs(self):
+        return self._x
+
+    @property
+    def notes(self):
+        labels = "random labels" if self._y is None else "their labels"
+        return (
+            f"{self._examples} examples with {labels}, whose gradients span "
+            "the subspace",
+        )
+
+    def _shared_ranks(self):
+        rank = self._max_rank if self._rank == "auto" else self._rank
+        return parameter_groups.apportion(
+            rank, self.groups, self._examples - self.held_out
+        )
+
+    def _create(self, model):
+        super()._create(model)
+        limit = _CHUNK
+        if self.method == "gram":
+            # Pairs of chunks meet: fewer, larger ones, within the rank.
+            limit = max(limit, 2 * self.rank)
+        self._gradients = PublicGradients(model, self._x, self._y, limit)
+        if self._rank == "auto":
+            self.selection = RankSelection(
+                self.groups, self.ranks, model.optimizer, self._horizon
+            )
+        self._is_made = public_variable([], tf.bool)
+        keys = np.random.default_rng([self._entropy, 1])
+        for blocks in self._blocks:
+            start = [keys.standard_normal(b.shape, np.float32) for b in blocks]
+            zeros = [np.zeros_like(b) for b in start]
+            made, _ = linear_algebra.orthonormalize(start, zeros)
+            for variable, block in zip(blocks, made):
+                variable.assign(block)
+        self._compute = tf.function(
+            self._refreshed,
+            autograph=False,
+            jit_compile=model.training_step.is_compiled,
+        )
+
+    def begin_run(self, steps):
+        if self.selection is not None:
+            self.selection.begin_run(steps)
+
+    def prepare(self, model, iterations, is_used=True):
+        iterations = tf.cast(iterations, tf.int64)
+        due = tf.convert_to_tensor(is_used)
+        if self.update_every > 1:
+            due &= (iterations % self.update_every == 0) | ~self._is_made
+        assign_if(
+            due,
+            [*self._state(), self._is_made],
+            lambda: [*self._checked(iterations), tf.constant(True)],
+        )
+
+    def _state(self):
+        """All variables that a refresh writes."""
+        blocks = [v for blocks in self._blocks for v in blocks]
+        return blocks + (self.selection.variables if self.selection else [])
+
+    def _checked(self, iterations):
+        """New values of `_state`, after the check that privacy rests on."""
+        *values, error = self._compute(iterations)
+        with tf.control_dependencies([require_orthonormal(error)]):
+            values = [tf.identity(v) for v in values]
+        if self.selection is not None:
+            count = len(self.selection.variables)
+            self.selection.log(iterations, values[-count:])
+        return values
+
+    def _refreshed(self, iterations):
+        labels, order = (self._key(iterations, k) for k in range(2))
+        indices, held_out = None, None
+        if self.held_out:
+            # Not stateless_shuffle, which does not compile under XLA.
+            shuffled = tf.argsort(
+                tf.random.stateless_uniform([self._examples], order)
+            )
+            indices = shuffled[self.held_out :]
+            held_out = shuffled[: self.held_out]
+        batch = self._gradients.draw(labels, indices)
+        moments = eigenspaces.SecondMoments(self._gradients, batch, self.groups)
+        bases = [[tf.identity(b) for b in blocks] for blocks in self._blocks]
+        bases, error = _METHODS[self.method](moments, bases, self.iterations)
+        values = [b for blocks in bases for b in blocks]
+        if self.selection is not None:
+            batch = self._gradients.draw(labels, held_out)
+            values += self.selection.updated(*self._project(batch, bases))
+        return [*values, error]
+
+    def _key(self, iterations, purpose):
+        """What is drawn at a refresh: the same for all replicas."""
+        seed = tf.constant([self._entropy, purpose], tf.int64)
+        return tf.random.experimental.stateless_fold_in(seed, iterations)
+
+    def _project(self, batch, bases):
+        """Coordinates `[m, rank]` and squared norms `[m]` of a batch."""
+        chunks, size = batch["real"].shape
+
+        def project(i, rows, written):
+            own = [rows.of(group) for group in self.groups]
+            coordinates = map(linear_algebra.multiply, own, bases)
+            sq_norms = tf.add_n(
+                [sum_squares(r) for blocks in own for r in blocks]
+            )
+            return [
+                written[0].write(i, tf.concat([*coordinates], 1)),
+                written[1].write(i, sq_norms),
+            ]
+
+        shapes = ([size, self.rank], [size])
+        written = self._gradients.fold(
+            batch,
+            project,
+            [
+                tf.TensorArray(tf.float32, chunks, element_shape=shape)
+                for shape in shapes
+            ],
+        )
+        return [
+            tf.reshape(array.stack(), [-1, *shape[1:]])[: self.held_out]
+            for array, shape in zip(written, shapes)
+        ]
+
+    def project(self, gradients):
+        coordinates = super().project(gradients)
+        if self.selection is None:
+            return coordinates
+        return coordinates * self.selection.mask
+
+    def coordinates(self, tensors):
+        coordinates = super().coordinates(tensors)
+        if self.selection is None:
+            return coordinates
+        return coordinates * tf.cast(self.selection.mask, coordinates.dtype)
+
+    def lift(self, coordinates):
+        if self.selection is not None:
+            coordinates *= tf.cast(self.selection.mask, coordinates.dtype)
+        return super().lift(coordinates)
+
+    def get_config(self):
+        return {
+            "x_public": arrays.encoded(self._x),
+            "y_public": None if self._y is None else arrays.encoded(self._y),
+            "rank": self._rank,
+            "max_rank": self._max_rank,
+            "groups": self._groups,
+            "method": self.method,
+            "iterations": self.iterations,
+            "update_every": self.update_every,
+            "held_out": self.held_out or None,
+            "horizon": self._horizon,
+            "allow_private": self.allow_private,
+            "seed": self._seed,
+        }
+
+
+def _as_arrays(data):
+    return tree.map_structure(np.asarray, data)
+
+
+def _count_examples(x, y):
+    parts = tree.flatten(x) + ([] if y is None else tree.flatten(y))
+    counts = {len(a) if a.ndim else 0 for a in parts}
+    if len(counts) != 1 or 0 in counts:
+        raise ValueError(
+            "Expected public data with the same number of examples, at least "
+            "one, got arrays of shapes "
+            f"{', '.join(str(a.shape) for a in parts) or 'none'}."
+        )
+    return counts.pop()

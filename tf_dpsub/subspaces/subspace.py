@@ -1,0 +1,238 @@
+"""The base of all subspaces that gradients are projected on."""
+
+import abc
+
+import numpy as np
+import tensorflow as tf
+
+from tf_dpsub.subspaces import groups as parameter_groups
+from tf_dpsub.subspaces import linear_algebra
+
+
+class Subspace(abc.ABC):
+    """An orthonormal basis V of a few directions in the space of weights.
+
+    V is block-diagonal: each parameter group has a block of its own. It is kept
+    as one `[size, k]` matrix for each variable. Coordinates are those of all
+    groups, one after another.
+
+    Formal guarantees: `V` is a function of public data, of public randomness
+    and of the weights. At every refresh `||V^T V - I||_F <= 2^-13` is measured
+    for each group; a basis that fails it raises. Coordinates of a vector
+    therefore have at most its norm, up to the margin that mechanisms keep when
+    they clip.
+
+    Args:
+        groups: int, lists of layer names, or `"layers"`, as
+            `tf_dpsub.subspaces.make_groups` takes them.
+
+    Attributes:
+        groups: list of `Group`, once attached to a model.
+        ranks: list of int, the number of directions in each.
+        is_public: bool, whether the basis tells nothing about private data.
+    """
+
+    is_public = True
+
+    def __init__(self, groups=1):
+        parameter_groups.check_groups(groups)
+        self._groups = groups
+        self._variables = None
+        self._step = None
+
+    @property
+    def rank(self):
+        """Number of directions of all groups."""
+        return sum(self.ranks)
+
+    @property
+    def public_inputs(self):
+        """Public examples, whose inputs must not be private; None if none."""
+        return None
+
+    @property
+    def notes(self):
+        """What the statement has to take as public: tuple of string."""
+        return ()
+
+    def build(self, optimizer):
+        """Creates the state that is saved with an optimizer: none by default.
+
+        Args:
+            optimizer: Keras optimizer, to `add_variable` to.
+        """
+
+    def attach(self, model):
+        """Creates the basis for the weights of a model.
+
+        Args:
+            model: compiled `tf_dpsub.PrivateModel`, whose step is built.
+
+        Raises:
+            ValueError: if the subspace belongs to another model, or does not
+                fit this one.
+        """
+        variables = model.trainable_variables
+        known = [id(v) for v in variables]
+        if self._variables not in (None, known):
+            raise ValueError(
+                f"Expected a subspace for the weights of '{model.name}', got "
+                "one that was built for others. Make a new one for each model."
+            )
+        if self._step is model.training_step:
+            return
+        self.groups = parameter_groups.make_groups(
+            model.model, variables, self._groups
+        )
+        self.ranks = self._shared_ranks()
+        self._create(model)
+        self._variables, self._step = known, model.training_step
+
+    @abc.abstractmethod
+    def _shared_ranks(self):
+        """List of int: the rank of each group."""
+
+    def _create(self, model):
+        """Creates the variables that hold the basis."""
+        sizes = variable_sizes(model)
+        self._shapes = [tuple(v.shape) for v in model.trainable_variables]
+        self._blocks = [
+            [public_variable([sizes[k], rank]) for k in group.indices]
+            for group, rank in zip(self.groups, self.ranks)
+        ]
+
+    def begin_run(self, steps):
+        """To be told how many steps a run has, before the first of them.
+
+        Args:
+            steps: int, or None where that is not known.
+        """
+
+    def prepare(self, model, iterations, is_used=True):
+        """Refreshes the basis before a step, if it is due.
+
+        Args:
+            model: as for `attach`.
+            iterations: int tensor, the number of steps so far.
+            is_used: bool tensor, whether the step projects at all. Defaults to
+                `True`.
+        """
+
+    # Between weights and coordinates.
+
+    def project(self, gradients):
+        """Coordinates of per-example gradients.
+
+        Args:
+            gradients: `tf_dpsub.gradients.PerExampleGradients`.
+
+        Returns:
+            Float32 tensor of shape `[batch, rank]`.
+        """
+        return tf.concat(
+            [
+                gradients.project(
+                    blocks, [gradients.variables[k] for k in group.indices]
+                )
+                for group, blocks in zip(self.groups, self._bases())
+            ],
+            1,
+        )
+
+    def coordinates(self, tensors):
+        """Coordinates of one vector in the space of weights.
+
+        Args:
+            tensors: list of float32 or float64 tensors, one of each variable's
+                shape.
+
+        Returns:
+            Tensor of the same type of shape `[rank]`.
+        """
+        parts = [
+            linear_algebra.multiply(
+                [tf.reshape(tensors[k], [1, -1]) for k in group.indices],
+                [tf.cast(b, tensors[0].dtype) for b in blocks],
+            )
+            for group, blocks in zip(self.groups, self._bases())
+        ]
+        return tf.concat(parts, 1)[0]
+
+    def lift(self, coordinates):
+        """The vector that has given coordinates: `V @ coordinates`.
+
+        Args:
+            coordinates: float32 or float64 tensor of shape `[rank]`.
+
+        Returns:
+            List of tensors of the same type, one of each variable's shape.
+        """
+        tensors = [None] * len(self._shapes)
+        parts = tf.split(coordinates, self.ranks)
+        for group, part, blocks in zip(self.groups, parts, self._bases()):
+            for k, block in zip(group.indices, blocks):
+                block = tf.cast(block, part.dtype)
+                tensors[k] = tf.reshape(
+                    tf.linalg.matvec(block, part), self._shapes[k]
+                )
+        return tensors
+
+    def _bases(self):
+        return self._blocks
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(**config)
+
+
+def require_orthonormal(error):
+    """Raises in a step unless a basis is as orthonormal as it has to be.
+
+    Args:
+        error: float tensor, what `linear_algebra.orthonormality_error` gives.
+    """
+    return tf.debugging.assert_less_equal(
+        error,
+        tf.constant(linear_algebra.ORTHONORMALITY),
+        "Expected an orthonormal basis, ||V^T V - I||_F <= 2^-13, got one that "
+        "is not, after all passes. The mechanism would not keep its clip.",
+    )
+
+
+def public_variable(shape, dtype=tf.float32):
+    """A variable of public state, which is not saved: it is made again."""
+    return tf.Variable(
+        tf.zeros(shape, dtype),
+        trainable=False,
+        aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+    )
+
+
+def assign_if(due, variables, compute):
+    """Assigns the values that `compute` returns, where a refresh is due."""
+    always = tf.get_static_value(due)
+    if always or tf.distribute.get_strategy().num_replicas_in_sync > 1:
+        # A mirrored variable cannot be assigned inside of a condition.
+        values = (
+            compute()
+            if always
+            else tf.cond(
+                due, compute, lambda: [tf.identity(v) for v in variables]
+            )
+        )
+        for variable, value in zip(variables, values):
+            variable.assign(value)
+        return
+
+    def assign():
+        for variable, value in zip(variables, compute()):
+            variable.assign(value)
+
+    tf.cond(due, assign, lambda: None)
+
+
+def variable_sizes(model):
+    """Number of entries of each trainable variable, list of int."""
+    return [
+        int(np.prod(v.shape, dtype=np.int64)) for v in model.trainable_variables
+    ]
