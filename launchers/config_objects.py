@@ -1,18 +1,31 @@
 """What a training config names: data, model, optimizer, devices."""
 
 import difflib
+import functools
+import inspect
 
 import keras
 import tensorflow as tf
+from scipy import optimize
 
 from launchers import train_config
-from tf_dpsub import accounting, data, models, optimizers
+from tf_dpsub import (
+    accounting,
+    callbacks,
+    data,
+    models,
+    optimizers,
+    subspaces,
+)
 
 _PRIVATE_OPTIMIZERS = {
     name: getattr(optimizers, name)
     for name in optimizers.__all__
     if name != "PrivateOptimizer"
 }
+# Examples whose gradients recorders look at.
+_LOOKED_AT = 1000
+_SUBSPACES = ("PublicSubspace", "RandomSubspace")
 _INNER_OPTIMIZERS = {
     name: getattr(keras.optimizers, name)
     for name in (
@@ -30,8 +43,18 @@ _INNER_OPTIMIZERS = {
         "Lamb",
     )
 }
+
+
+def _halfway(rate, steps):
+    last_of_first_half = (steps + 1) // 2 - 1
+    return keras.optimizers.schedules.PiecewiseConstantDecay(
+        [last_of_first_half], [rate, rate / 10]
+    )
+
+
 _SCHEDULES = {
     "constant": lambda rate, steps: rate,
+    "halfway": _halfway,
     "linear": lambda rate, steps: keras.optimizers.schedules.PolynomialDecay(
         rate, steps, end_learning_rate=0.0
     ),
@@ -63,9 +86,13 @@ def check(config):
                 "train_config.default_config(), got one that "
                 f"{problem} {', '.join(sorted(fields))}."
             )
-    for field in ("batch_size", "epochs", "steps_per_execution"):
+    for field in ("batch_size", "epochs", "steps_per_execution", "start_epoch"):
         if config[field] < 1:
             raise ValueError(f"Expected {field} >= 1, got {config[field]}.")
+    if config.public_examples < 0:
+        raise ValueError(
+            f"Expected public_examples >= 0, got {config.public_examples}."
+        )
     if config.seed < 0:
         raise ValueError(f"Expected seed >= 0, got {config.seed}.")
     if not config.learning_rate > 0:
@@ -117,12 +144,12 @@ def strategy(config):
 
 
 def dataset(config):
-    """Loads the images that a config names, as a `tf_dpsub.data.Dataset`."""
-    loaded = data.load(
+    """Loads the data that a config names, as a `tf_dpsub.data.Dataset`."""
+    loaded = _load(
         config.dataset,
         config.data_dir,
         private=config.private_examples,
-        public=config.public_examples,
+        public=0 if config.public_data else config.public_examples,
         seed=config.seed,
     )
     if not loaded.input_shape:
@@ -132,6 +159,12 @@ def dataset(config):
             "reads strings, and `tf_dpsub.make_private`."
         )
     return loaded
+
+
+@functools.lru_cache(maxsize=1)
+def _load(*args, **kwargs):
+    """Loads data: runs that follow each other in a process often share it."""
+    return data.load(*args, **kwargs)
 
 
 def plain_model(config, loaded):
@@ -146,7 +179,47 @@ def plain_model(config, loaded):
     )
 
 
-def private_optimizer(config, batches):
+def subspace(config, loaded):
+    """Makes the subspace that a config names; None where it names none.
+
+    Args:
+        config: `ml_collections.ConfigDict`.
+        loaded: `tf_dpsub.data.Dataset`, whose public examples it is found from,
+            unless the config names a file of public images.
+    """
+    if config.subspace is None:
+        return None
+    kinds = {name: getattr(subspaces, name) for name in _SUBSPACES}
+    kind = choose(kinds, config.subspace, "a subspace")
+    public = ()
+    if config.subspace == "PublicSubspace":
+        public = _public_examples(config, loaded)
+    return _construct(kind, config.subspace_kwargs, config.subspace, *public)
+
+
+def _public_examples(config, loaded):
+    """Inputs, and labels unless they are to be drawn at random."""
+    if config.public_data is not None:
+        images = data.load_images(config.public_data, loaded.input_shape)
+        wanted = config.public_examples or len(images)
+        if wanted > len(images):
+            raise ValueError(
+                f"Expected public_examples <= {len(images)}, the images in "
+                f"{config.public_data}, got {wanted}."
+            )
+        return (images[:wanted],)
+    if not len(loaded.x_public):
+        raise ValueError(
+            "Expected public examples for PublicSubspace, got none. Set "
+            "public_examples to take some of the data set, or public_data to "
+            "the path of an .npz file with images."
+        )
+    if config.random_public_labels:
+        return (loaded.x_public,)
+    return loaded.x_public, loaded.y_public
+
+
+def private_optimizer(config, batches, subspace=None):
     """Makes the optimizer that a config names.
 
     Where the config gives no noise multiplier, it is the smallest one that
@@ -155,6 +228,7 @@ def private_optimizer(config, batches):
     Args:
         config: `ml_collections.ConfigDict`.
         batches: `tf_dpsub.data.PoissonBatches` to train on.
+        subspace: as `subspace` makes it. Defaults to `None`.
 
     Returns:
         A `tf_dpsub.optimizers.PrivateOptimizer`.
@@ -169,6 +243,7 @@ def private_optimizer(config, batches):
         _SCHEDULES, config.learning_rate_schedule, "a learning rate schedule"
     )
     steps = config.epochs * batches.steps_per_epoch
+    own = _subspace_arguments(config, mechanism, subspace, batches)
 
     def make(noise_multiplier):
         return _construct(
@@ -186,6 +261,7 @@ def private_optimizer(config, batches):
             batch_size=config.batch_size,
             microbatch_size=config.microbatch_size,
             seed=config.fixed_noise_seed,
+            **own,
         )
 
     if config.noise_multiplier is not None:
@@ -197,8 +273,97 @@ def private_optimizer(config, batches):
         steps=steps,
         accountant=config.accountant,
     )
-    # A mechanism with several releases a step needs more on each of them.
-    return make(effective / make(1.0).effective_noise_multiplier)
+    return make(_noise_multiplier_for(effective, make))
+
+
+def _subspace_arguments(config, mechanism, subspace, batches):
+    """Arguments of the mechanisms that work in a subspace."""
+    known = inspect.signature(mechanism).parameters
+    if ("subspace" in known) != (subspace is not None):
+        needed = "a subspace" if subspace is None else "no subspace"
+        raise ValueError(
+            f"Expected {needed} for the optimizer {config.optimizer}, got "
+            f"subspace={config.subspace!r}."
+        )
+    arguments = {} if subspace is None else {"subspace": subspace}
+    if "start_step" in known:
+        start = (config.start_epoch - 1) * batches.steps_per_epoch
+        arguments["start_step"] = start
+    elif config.start_epoch > 1:
+        raise ValueError(
+            f"Expected start_epoch=1 for the optimizer {config.optimizer}, "
+            f"which has no start, got {config.start_epoch}."
+        )
+    return arguments
+
+
+def _noise_multiplier_for(effective, make):
+    """The noise multiplier with which a mechanism has an effective one.
+
+    A mechanism with several releases a step needs more on each of them. It is
+    in proportion, unless one of them has noise of its own.
+    """
+
+    def missing(noise_multiplier):
+        found = make(noise_multiplier).effective_noise_multiplier
+        return effective - found
+
+    largest = 1e3 * effective
+    if missing(largest) > 0:
+        raise ValueError(
+            "Expected noise of its own for one release that leaves a part of "
+            f"the budget to the others, got {make(1.0).get_config()}: the "
+            f"effective noise multiplier stays below {effective:.4g}, which "
+            "the budget needs. Raise it, or leave it out."
+        )
+    proportional = effective / make(1.0).effective_noise_multiplier
+    if abs(missing(proportional)) < 1e-9 * effective:
+        return proportional
+    # What is spent on several releases is more than what is spent on one.
+    found = optimize.brentq(missing, effective, largest, rtol=1e-9)
+    return found * (1 + 1e-8)
+
+
+def recorders(config, folder, loaded):
+    """Makes the callbacks that a config names, which look at gradients.
+
+    They look at 1,000 examples: of the test split, which is taken to be public,
+    or of the private ones, if they say so by their names.
+
+    Args:
+        config: `ml_collections.ConfigDict`.
+        folder: `pathlib.Path`, for the files that they write.
+        loaded: `tf_dpsub.data.Dataset`.
+
+    Returns:
+        List of callbacks.
+    """
+    test, private = (
+        (x[:_LOOKED_AT], y[:_LOOKED_AT])
+        for x, y in (
+            (loaded.x_test, loaded.y_test),
+            (loaded.x_train, loaded.y_train),
+        )
+    )
+    spread = {1, (config.epochs + 1) // 2, config.epochs}
+    makers = {
+        "test_projection_error": lambda: callbacks.ProjectionErrorRecorder(
+            *test, folder / "test_projection_error.csv"
+        ),
+        "test_spectrum": lambda: callbacks.SpectrumRecorder(
+            *test, folder / "test_spectrum.npz", epochs=spread
+        ),
+        "private_spectrum": lambda: callbacks.PrivateSpectrumRecorder(
+            *private, folder / "private_spectrum.npz", epochs=spread
+        ),
+    }
+    chosen = [choose(makers, name, "a recorder") for name in config.recorders]
+    if "test_projection_error" in config.recorders and config.subspace is None:
+        raise ValueError(
+            "Expected a subspace for the recorder test_projection_error, got "
+            "none. Leave the recorder out."
+        )
+    return [make() for make in chosen]
 
 
 def _construct(function, kwargs, name, *args, **own):

@@ -1,7 +1,6 @@
 """One private training run: from its config to the files it leaves."""
 
 import importlib.metadata
-import json
 import math
 import os
 import platform
@@ -17,11 +16,15 @@ from launchers import (
     progress_figure,
     run_directory,
     run_recorder,
+    train_config,
 )
 from tf_dpsub import accounting, callbacks, data
 
+# Of the test split: the result does not depend on it.
+_EVALUATION_BATCH = 1000
 
-def train(config, workdir, resume=False):
+
+def train(config, workdir, resume=False, results_only=False):
     """Trains a classifier privately, evaluates it, and writes all files.
 
     Formal guarantees: what is released is the model, whose privacy
@@ -36,6 +39,9 @@ def train(config, workdir, resume=False):
         workdir: string or path-like, directory for the files of the run.
         resume: bool, whether to go on with the run in `workdir`, if there is
             one. Defaults to `False`.
+        results_only: bool, whether to leave out what is made to be looked at
+            or used: `model.keras`, `progress.png` and `tensorboard/`. Defaults
+            to `False`.
 
     Returns:
         dict, the content of `result.json`.
@@ -44,13 +50,13 @@ def train(config, workdir, resume=False):
         ValueError: if the config or the directory is not fit for the run.
     """
     config_objects.check(config)
-    as_dict = json.loads(config.to_json())
+    as_dict = train_config.as_dict(config)
     with run_directory.RunDirectory(workdir, as_dict, resume) as directory:
         result = directory.result()
         if result is not None:
             print(f"The run in {workdir} is finished.")
         else:
-            result = _Run(config, directory).complete()
+            result = _Run(config, directory, results_only).complete()
         print(summary(result), flush=True)
     return result
 
@@ -83,9 +89,10 @@ def devices():
 class _Run:
     """A run that has been set up, at the epoch of its latest checkpoint."""
 
-    def __init__(self, config, directory):
+    def __init__(self, config, directory, results_only):
         self._config = config
         self._directory = directory
+        self._results_only = results_only
         keras.utils.set_random_seed(config.seed)
         keras.config.set_dtype_policy(config.dtype_policy)
         self._data = config_objects.dataset(config)
@@ -95,14 +102,20 @@ class _Run:
             batch_size=config.batch_size,
             seed=config.fixed_noise_seed,
         )
+        subspace = config_objects.subspace(config, self._data)
         self._recorder = run_recorder.RunRecorder(directory)
+        self._gradient_recorders = config_objects.recorders(
+            config, directory.path, self._data
+        )
         with config_objects.strategy(config).scope():
             self._model = tf_dpsub.make_private(
                 config_objects.plain_model(config, self._data),
                 ledger_path=directory.path / "ledger.json",
             )
             self._model.compile(
-                config_objects.private_optimizer(config, self._batches),
+                config_objects.private_optimizer(
+                    config, self._batches, subspace
+                ),
                 loss=keras.losses.SparseCategoricalCrossentropy(
                     from_logits=True
                 ),
@@ -205,6 +218,8 @@ class _Run:
             "devices": ", ".join(devices()),
             "files": f"{self._directory.path}/",
         }
+        if config.subspace is not None:
+            lines["subspace"] = ", ".join([config.subspace, *optimizer.notes])
         if ledger.steps:
             lines["resumed"] = (
                 f"after {done} of {config.epochs} epochs, with ε = "
@@ -228,6 +243,7 @@ class _Run:
             epochs=epochs,
             verbose=1 if sys.stdout.isatty() else 2,
             validation_data=(own.x_test, own.y_test),
+            validation_batch_size=_EVALUATION_BATCH,
             validation_data_is_public=True,
             callbacks=[
                 callbacks.PrivacyBudget(
@@ -236,20 +252,34 @@ class _Run:
                     config.accountant,
                 ),
                 self._recorder,
-                keras.callbacks.TensorBoard(
-                    self._directory.path / "tensorboard", write_graph=False
-                ),
+                *self._gradient_recorders,
+                *self._boards(),
             ],
         )
 
+    def _boards(self):
+        if self._results_only:
+            return []
+        folder = self._directory.path / "tensorboard"
+        return [keras.callbacks.TensorBoard(folder, write_graph=False)]
+
     def _write_result(self):
-        config, path, model = self._config, self._directory.path, self._model
         result = self._result()
-        model.model.save(path / "model.keras")
         self._directory.write_text(
             "privacy_statement.txt",
-            model.privacy_statement(config.delta, config.accountant),
+            self._model.privacy_statement(
+                self._config.delta, self._config.accountant
+            ),
         )
+        if not self._results_only:
+            self._write_model_and_figure(result)
+        self._directory.write_json("result.json", result)
+        self._recorder.remove_checkpoint()
+        return result
+
+    def _write_model_and_figure(self, result):
+        config, path = self._config, self._directory.path
+        self._model.model.save(path / "model.keras")
         progress_figure.save_progress(
             path / "progress.png",
             self._recorder.rows,
@@ -258,14 +288,15 @@ class _Run:
             delta=config.delta,
             budget=config.epsilon,
         )
-        self._directory.write_json("result.json", result)
-        self._recorder.remove_checkpoint()
-        return result
 
     def _result(self):
         config, model, batches = self._config, self._model, self._batches
         measured = model.evaluate(
-            self._data.x_test, self._data.y_test, verbose=0, return_dict=True
+            self._data.x_test,
+            self._data.y_test,
+            batch_size=_EVALUATION_BATCH,
+            verbose=0,
+            return_dict=True,
         )
         seconds = self._recorder.step_seconds
         epsilon = {
@@ -281,10 +312,11 @@ class _Run:
             "delta": config.delta,
             "accountant": config.accountant,
             "noise_multiplier": model.optimizer.noise_multiplier,
-            "l2_norm_clip": model.optimizer.l2_norm_clip,
+            "l2_norm_clip": _finite(model.optimizer.l2_norm_clip),
             "sampling": "poisson",
             "sampling_rate": batches.sampling_rate,
             "private_examples": batches.examples,
+            "test_examples": len(self._data.y_test),
             "batch_size": batches.batch_size,
             "epochs": self._recorder.epochs,
             "steps": model.ledger.steps,
@@ -294,7 +326,7 @@ class _Run:
             "devices": devices(),
             "versions": _versions(),
             "seed": config.seed,
-            "config": json.loads(config.to_json()),
+            "config": train_config.as_dict(config),
         }
 
 

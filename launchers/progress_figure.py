@@ -2,11 +2,11 @@
 
 import math
 
-import matplotlib
-from matplotlib import figure, ticker
+from matplotlib import ticker
 
-_INK, _GREY, _FAINT = "#222222", "#6b7280", "#e5e7eb"
-_TEST, _TRAINING, _EPSILON = "#1f5fa8", "#e0812b", "#7b3fa0"
+from launchers import figures
+
+_TEST, _TRAINING, _EPSILON = figures.BLUE, figures.ORANGE, figures.PURPLE
 
 
 def save_progress(path, rows, *, title, subtitle, delta, budget=None):
@@ -21,11 +21,10 @@ def save_progress(path, rows, *, title, subtitle, delta, budget=None):
         budget: float, the epsilon to keep, drawn as a line. Defaults to `None`.
     """
     epochs = [row["epoch"] for row in rows]
-    with matplotlib.rc_context({"font.family": "DejaVu Sans", "font.size": 10}):
-        canvas = figure.Figure(figsize=(7, 6), dpi=150, layout="constrained")
+    with figures.style():
+        canvas = figures.new(7, 6, title)
         upper, lower = canvas.subplots(2, 1, sharex=True, height_ratios=[3, 2])
-        canvas.suptitle(title, x=0.02, ha="left", color=_INK, weight="bold")
-        upper.set_title(subtitle, loc="left", fontsize=10, color=_GREY)
+        figures.subtitle(upper, subtitle)
         for name, label, colour in (
             ("accuracy", "training (private, not covered by ε)", _TRAINING),
             ("val_accuracy", "test", _TEST),
@@ -33,7 +32,7 @@ def save_progress(path, rows, *, title, subtitle, delta, budget=None):
             _line(upper, epochs, [row[name] for row in rows], label, colour)
         upper.set_ylabel("accuracy")
         upper.yaxis.set_major_formatter(ticker.PercentFormatter(1.0))
-        upper.legend(frameon=False, loc="lower right", labelcolor=_INK)
+        upper.legend(frameon=False, loc="lower right", labelcolor=figures.INK)
         spent = [row["epsilon"] for row in rows]
         if all(map(math.isfinite, spent)):
             _line(lower, epochs, spent, None, _EPSILON)
@@ -48,7 +47,9 @@ def save_progress(path, rows, *, title, subtitle, delta, budget=None):
             )
             lower.set_yticks([])
         if budget is not None:
-            lower.axhline(budget, color=_GREY, linewidth=1, linestyle="--")
+            lower.axhline(
+                budget, color=figures.GREY, linewidth=1, linestyle="--"
+            )
             lower.annotate(
                 f"budget ε = {budget:g}",
                 (0, budget),
@@ -56,7 +57,7 @@ def save_progress(path, rows, *, title, subtitle, delta, budget=None):
                 xytext=(4, -3),
                 textcoords="offset points",
                 va="top",
-                color=_GREY,
+                color=figures.GREY,
             )
         # Last: it ends the automatic choice of the upper limit, too.
         lower.set_ylim(bottom=0)
@@ -67,7 +68,7 @@ def save_progress(path, rows, *, title, subtitle, delta, budget=None):
             ticker.MaxNLocator(integer=True, min_n_ticks=1)
         )
         for axes in (upper, lower):
-            _tidy(axes)
+            figures.tidy(axes)
         canvas.savefig(path)
 
 
@@ -81,13 +82,3 @@ def _line(axes, epochs, values, label, colour):
         marker="o" if len(epochs) <= 60 else None,
         markersize=3,
     )
-
-
-def _tidy(axes):
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(_GREY)
-    axes.tick_params(colors=_GREY)
-    axes.yaxis.label.set_color(_INK)
-    axes.xaxis.label.set_color(_INK)
-    axes.grid(axis="y", color=_FAINT, linewidth=0.8)
-    axes.set_axisbelow(True)

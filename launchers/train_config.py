@@ -1,5 +1,7 @@
 """The fields of a training config, with their defaults."""
 
+import json
+
 import ml_collections
 from ml_collections import config_dict
 
@@ -27,8 +29,9 @@ def default_config():
     """
     config = ml_collections.ConfigDict()
 
-    # Data. The test split is taken to be public: it is evaluated without noise
-    # after every epoch.
+    # Data: a name, or an .npz file with the arrays x_train, y_train, x_test and
+    # y_test. The test split is taken to be public: it is evaluated without
+    # noise after every epoch.
     config.dataset = "digits"
     config.data_dir = config_dict.placeholder(str)
     config.private_examples = config_dict.placeholder(int)
@@ -43,8 +46,21 @@ def default_config():
     config.inner_optimizer = "SGD"
     config.inner_optimizer_kwargs = ml_collections.ConfigDict()
     config.learning_rate = 0.1
-    # "constant", or "linear" or "cosine", which end at 0.
+    # "constant", "halfway" (a tenth of it in the second half of the steps), or
+    # "linear" or "cosine", which end at 0.
     config.learning_rate_schedule = "constant"
+
+    # The subspace in which the optimizer works, where it works in one. A public
+    # one is found from `public_examples` of the data set; or, where
+    # `public_data` is an .npz file, from so many of its images (0: all), made
+    # to fit the model's input. Labels of images from a file are random, others
+    # on demand: drawn anew whenever the subspace is found. The first epoch is
+    # 1; `ProjectedDPSGD` projects from `start_epoch` on.
+    config.subspace = config_dict.placeholder(str)
+    config.subspace_kwargs = ml_collections.ConfigDict()
+    config.public_data = config_dict.placeholder(str)
+    config.random_public_labels = False
+    config.start_epoch = 1
 
     # Privacy. `epsilon` is a budget, which a run that crosses it does not
     # start; where there is no noise multiplier, the smallest that keeps it is
@@ -65,6 +81,10 @@ def default_config():
     config.seed = 0
     config.fixed_noise_seed = config_dict.placeholder(int)
 
+    # What is written down of gradients after epochs: "test_projection_error",
+    # "test_spectrum", and "private_spectrum", which no epsilon covers.
+    config.recorders = ()
+
     # Execution.
     config.dtype_policy = "float32"
     config.jit_compile = config_dict.placeholder(bool)
@@ -72,3 +92,15 @@ def default_config():
     # "none", or "mirrored": over all GPUs of the machine.
     config.distribution = "none"
     return config.lock()
+
+
+def as_dict(config):
+    """The fields of a config as JSON holds them.
+
+    Args:
+        config: `ml_collections.ConfigDict`.
+
+    Returns:
+        dict. Infinite numbers, which JSON has not, are strings.
+    """
+    return json.loads(config.to_json(), parse_constant=str)

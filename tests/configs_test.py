@@ -6,21 +6,27 @@ import pytest
 
 from launchers import config_objects, train_config
 from tf_dpsub import accounting, data
+from tf_dpsub.subspaces.groups import make_groups
 
 FILES = sorted((pathlib.Path(__file__).parents[1] / "configs").glob("*.py"))
 SHAPES = {
     "digits": (8, 8, 1),
     "mnist": (28, 28, 1),
     "fashion_mnist": (28, 28, 1),
+    "cifar10": (32, 32, 3),
+    "features.npz": (512,),
 }
+EXAMPLES = {"digits": 1438, "mnist": 60_000, "cifar10": 50_000}
 
 
 class LoadedAs:
-    """What a model needs to know of the data of a config."""
+    """What models and subspaces need to know of the data of a config."""
 
     def __init__(self, config):
         self.input_shape = SHAPES[config.dataset]
         self.num_classes = 10
+        self.x_public = np.zeros((config.public_examples, *self.input_shape))
+        self.y_public = np.zeros(config.public_examples, int)
 
 
 def load(path):
@@ -33,6 +39,17 @@ def load(path):
 @pytest.fixture(params=FILES, ids=lambda path: path.stem)
 def config(request):
     return load(request.param)
+
+
+@pytest.fixture
+def images(tmp_path):
+    file = tmp_path / "images.npz"
+    np.savez(file, images=np.zeros((40, 32, 32, 3), np.uint8))
+    return str(file)
+
+
+def is_without_public_data(config):
+    return config.subspace == "PublicSubspace" and not config.public_examples
 
 
 def named(stem):
@@ -62,19 +79,33 @@ class TestEveryConfig:
         with pytest.raises(TypeError):
             config.epochs = "many"
 
-    def test_names_a_model_and_an_optimizer_that_exist(self, config):
-        model = config_objects.plain_model(config, LoadedAs(config))
+    def test_names_a_model_and_an_optimizer_that_exist(self, config, images):
+        if is_without_public_data(config):
+            config.public_data = images
+        loaded = LoadedAs(config)
+        model = config_objects.plain_model(config, loaded)
         assert model.output_shape == (None, 10)
-        examples = config.private_examples or 1438
+        examples = config.private_examples or EXAMPLES.get(
+            config.dataset, 50_000
+        )
         batches = data.PoissonBatches(
             np.zeros(examples), batch_size=config.batch_size
         )
-        optimizer = config_objects.private_optimizer(config, batches)
+        optimizer = config_objects.private_optimizer(
+            config, batches, config_objects.subspace(config, loaded)
+        )
         assert type(optimizer).__name__ == config.optimizer
         assert optimizer.l2_norm_clip == config.l2_norm_clip
         assert float(optimizer.learning_rate) == pytest.approx(
             config.learning_rate
         )
+
+    def test_a_subspace_has_public_data_or_asks_for_them(self, config):
+        if not is_without_public_data(config):
+            config_objects.subspace(config, LoadedAs(config))
+            return
+        with pytest.raises(ValueError, match="Expected public examples"):
+            config_objects.subspace(config, LoadedAs(config))
 
 
 def test_digits_calibrates_its_noise_to_a_small_epsilon():
@@ -93,3 +124,58 @@ def test_mnist_and_fashion_mnist_are_the_setting_of_the_paper(stem):
     assert planned_epsilon(config) <= 1.1
     model = config_objects.plain_model(config, LoadedAs(config))
     assert model.count_params() == 26_010
+
+
+@pytest.mark.parametrize(
+    "stem, rate, rank, start_epoch",
+    [("pdp_mnist", 0.1, 50, 1), ("pdp_fashion_mnist", 0.01, 70, 15)],
+)
+def test_pdp_sgd_is_the_setting_of_the_paper(stem, rate, rank, start_epoch):
+    config = named(stem)
+    plain = named(f"{config.dataset}_dpsgd")
+    changed = {
+        *("optimizer", "subspace", "subspace_kwargs", "public_examples"),
+        *("start_epoch", "learning_rate", "noise_multiplier", "model_kwargs"),
+    }
+    assert {n for n in config if config[n] != plain[n]} <= changed
+    assert config.subspace_kwargs.rank == rank
+    assert config.public_examples == 100
+    assert config.noise_multiplier == 18.0
+    assert (config.learning_rate, config.start_epoch) == (rate, start_epoch)
+
+
+@pytest.mark.parametrize(
+    "stem, rank, groups", [("gep_mnist", 250, 3), ("gep_cifar10", 1000, 5)]
+)
+def test_gep_is_the_setting_of_the_paper(stem, rank, groups, images):
+    config = named(stem)
+    assert (config.batch_size, config.l2_norm_clip) == (1000, 10.0)
+    assert config.optimizer_kwargs.residual_norm_clip == 2.0
+    assert config.learning_rate == 0.1
+    assert config.learning_rate_schedule == "halfway"
+    assert config.random_public_labels
+    # Shrinks weights as fast as a decay that passes through the momentum.
+    inner = config.inner_optimizer_kwargs
+    assert inner.weight_decay * (1 - inner.momentum) == pytest.approx(1e-4)
+    assert config.subspace_kwargs.rank == rank
+    model = config_objects.plain_model(config, LoadedAs(config))
+    made = make_groups(
+        model, model.trainable_variables, config.subspace_kwargs.groups
+    )
+    assert len(made) == groups
+
+
+def test_groups_of_cifar10_are_input_stages_and_output():
+    config = named("gep_cifar10")
+    model = config_objects.plain_model(config, LoadedAs(config))
+    sizes = [
+        group.size
+        for group in make_groups(
+            model, model.trainable_variables, config.subspace_kwargs.groups
+        )
+    ]
+    kernels = 9 * 16
+    assert sizes[0] == 9 * 3 * 16 + 2 * 16
+    assert sizes[1] == 6 * (kernels * 16 + 2 * 16)
+    assert sizes[4] == 64 * 10 + 10
+    assert sum(sizes) == model.count_params()

@@ -256,3 +256,72 @@ class TestOtherNames:
         name = prepared(builder_class)
         with pytest.raises(ValueError, match=message):
             load(name)
+
+
+class TestFile:
+    ARRAYS = {
+        "x_train": np.random.default_rng(0).normal(size=(50, 7)),
+        "y_train": np.arange(50) % 4,
+        "x_test": np.random.default_rng(1).normal(size=(9, 7)),
+        "y_test": np.arange(9) % 3,
+    }
+
+    def written(self, folder, **changes):
+        file = folder / "features.npz"
+        np.savez(file, **self.ARRAYS | changes)
+        return str(file)
+
+    def test_is_split_as_named_sets_are(self, tmp_path):
+        data = load(self.written(tmp_path), private=30, public=15, seed=2)
+        assert data.input_shape == (7,)
+        assert data.num_classes == 4
+        assert {
+            x.dtype for x in (data.x_train, data.x_public, data.x_test)
+        } == {np.dtype("float32")}
+        assert {
+            y.dtype for y in (data.y_train, data.y_public, data.y_test)
+        } == {np.dtype("int64")}
+        # Rows keep their labels, and no example is in both parts.
+        labels = {
+            row.tobytes(): label
+            for row, label in zip(
+                self.ARRAYS["x_train"].astype(np.float32),
+                self.ARRAYS["y_train"],
+            )
+        }
+        drawn = [
+            *zip(data.x_train, data.y_train),
+            *zip(data.x_public, data.y_public),
+        ]
+        assert all(labels[row.tobytes()] == label for row, label in drawn)
+        assert len(rows(data.x_train, data.x_public)) == 45
+        np.testing.assert_allclose(
+            data.x_test, self.ARRAYS["x_test"], rtol=1e-6
+        )
+        np.testing.assert_array_equal(data.y_test, self.ARRAYS["y_test"])
+
+    def test_a_class_that_only_the_test_split_has_counts(self, tmp_path):
+        file = self.written(tmp_path, y_test=np.full(9, 6))
+        assert load(file).num_classes == 7
+
+    @pytest.mark.parametrize(
+        "changes, message",
+        [
+            ({"x_test": np.ones((9, 6))}, r"one shape .*\[7\] and \[6\]"),
+            ({"y_train": np.arange(49)}, r"shape \[50\] as y_train"),
+            ({"y_test": np.ones(9)}, "Expected integers .* y_test"),
+            ({"y_train": np.arange(50) - 1}, "labels 0, 1, 2, .* got -1"),
+            ({"x_train": np.full((50, 7), np.nan)}, "finite numbers as x_tr"),
+            ({"x_train": np.ones(50)}, r"\[examples, ...\] as x_train"),
+            ({"x_test": np.array([["a"]] * 9)}, "Expected numbers"),
+        ],
+    )
+    def test_refuses_arrays_that_do_not_fit(self, tmp_path, changes, message):
+        with pytest.raises(ValueError, match=message):
+            load(self.written(tmp_path, **changes))
+
+    def test_a_file_that_lacks_an_array(self, tmp_path):
+        file = tmp_path / "features.npz"
+        np.savez(file, x_train=np.ones((3, 2)), y_train=np.zeros(3, int))
+        with pytest.raises(ValueError, match="x_test, y_test in .*got x_train"):
+            load(str(file))

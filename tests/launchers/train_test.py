@@ -190,6 +190,17 @@ class TestFiles:
         coloured = pixels.max(-1) - pixels.min(-1) > 0.3
         assert 0.001 < coloured.mean() < 0.1
 
+    def test_results_only(self, tmp_path):
+        config = digits_config(epochs=1)
+        experiment.train(config, tmp_path, results_only=True)
+        assert {path.name for path in tmp_path.iterdir()} == {
+            "config.json",
+            "ledger.json",
+            "metrics.csv",
+            "privacy_statement.txt",
+            "result.json",
+        }
+
 
 class TestWorkdir:
     def test_a_finished_run_is_not_run_again(self, finished, capsys):
@@ -358,6 +369,93 @@ class TestInterruption:
         assert epsilons[1] > epsilon_of(
             2 * 90 + 15, result["noise_multiplier"], batch_size=16
         )
+
+
+class TestSubspace:
+    def test_pdp_sgd_goes_on_where_it_was_interrupted(
+        self, tmp_path, monkeypatch, capsys
+    ):
+        config = digits_config(
+            epsilon=None,
+            noise_multiplier=4.0,
+            optimizer="ProjectedDPSGD",
+            subspace="PublicSubspace",
+            subspace_kwargs={"rank": 10},
+            public_examples=60,
+            start_epoch=2,
+        )
+        with monkeypatch.context() as patch:
+            StopAt(patch, epoch=2, step=3, stop=interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                experiment.train(config, tmp_path)
+        result = experiment.train(config, tmp_path, resume=True)
+        assert (result["epochs"], result["steps"]) == (2, 6 + 2 + 6)
+        assert result["private_examples"] == 1438 - 60
+        statement = (tmp_path / "privacy_statement.txt").read_text("utf-8")
+        assert "60 examples with their labels" in " ".join(statement.split())
+        assert (
+            "subspace   PublicSubspace, 60 examples" in capsys.readouterr().out
+        )
+
+    def test_gep_keeps_its_budget_and_writes_what_it_misses(self, tmp_path):
+        config = digits_config(
+            optimizer="GEP",
+            optimizer_kwargs={"residual_norm_clip": 0.2},
+            subspace="PublicSubspace",
+            subspace_kwargs={"rank": 10, "groups": "layers"},
+            public_examples=60,
+            recorders=("test_projection_error",),
+        )
+        result = experiment.train(config, tmp_path, results_only=True)
+        assert 2.999 < result["epsilon"] <= 3.0
+        file = tmp_path / "test_projection_error.csv"
+        with open(file, encoding="utf-8", newline="") as table:
+            rows = list(csv.DictReader(table))
+        assert [row["epoch"] for row in rows] == ["1"] * 3 + ["2"] * 3
+        assert all(0 < float(row["error"]) < 1 for row in rows)
+
+    def test_private_spectra_are_stated(self, tmp_path):
+        config = digits_config(
+            epsilon=None,
+            noise_multiplier=0.0,
+            l2_norm_clip=math.inf,
+            recorders=("private_spectrum",),
+            epochs=1,
+        )
+        result = experiment.train(config, tmp_path, results_only=True)
+        # Without a clip, which JSON has no number for.
+        assert result["l2_norm_clip"] == "inf"
+        with np.load(tmp_path / "private_spectrum.npz") as arrays:
+            assert arrays["epochs"].tolist() == [1]
+            (eigenvalues,) = arrays["eigenvalues"]
+        assert len(eigenvalues) == 500
+        assert (np.diff(eigenvalues) <= 0).all() and eigenvalues[0] > 0
+        statement = (tmp_path / "privacy_statement.txt").read_text("utf-8")
+        assert "private_spectrum.npz" in statement
+
+    def test_a_linear_model_on_features_of_a_file(self, tmp_path):
+        rng = np.random.default_rng(0)
+        means = rng.normal(size=(3, 12))
+        y = rng.integers(0, 3, 700)
+        x = means[y] + 0.1 * rng.normal(size=(700, 12))
+        file = tmp_path / "features.npz"
+        np.savez(
+            file,
+            x_train=x[:600],
+            y_train=y[:600],
+            x_test=x[600:],
+            y_test=y[600:],
+        )
+        config = digits_config(
+            dataset=str(file), model_kwargs={"hidden": ()}, learning_rate=1.0
+        )
+        result = experiment.train(config, tmp_path / "run", results_only=True)
+        assert result["parameters"] == 12 * 3 + 3
+        assert (result["private_examples"], result["test_examples"]) == (
+            600,
+            100,
+        )
+        assert result["test_accuracy"] > 0.8
 
 
 class TestConfig:
@@ -582,7 +680,7 @@ class TestCommand:
             (
                 ["--config=configs/digits_dpsgd.py", "--config.epoch=3"],
                 "error: Expected a field of the config, got 'epoch'. "
-                "Did you mean epochs?",
+                "Did you mean epochs or start_epoch?",
             ),
             (
                 ["--config=configs/none.py"],

@@ -2,7 +2,7 @@ import keras
 import numpy as np
 import pytest
 
-from tf_dpsub.models import mnist_cnn
+from tf_dpsub.models import gep_mnist_cnn, mnist_cnn
 
 
 def test_is_the_papers_network():
@@ -41,3 +41,25 @@ def test_smallest_and_colour_images():
 def test_refuses_images_that_are_too_small(shape):
     with pytest.raises(ValueError, match="at least 13 pixels.*mlp"):
         mnist_cnn(input_shape=shape)
+
+
+class TestGepMnistCnn:
+    def test_is_two_convolutions_with_max_pooling_and_one_dense_layer(self):
+        model = gep_mnist_cnn()
+        kinds = [type(layer).__name__ for layer in model.layers[1:]]
+        assert kinds == [*["Conv2D", "MaxPooling2D"] * 2, "Flatten", "Dense"]
+        assert model.count_params() == 20_490
+
+    def test_activation_is_used_in_convolutions_only(self):
+        activations = [
+            layer.activation
+            for layer in gep_mnist_cnn(activation="tanh").layers
+            if hasattr(layer, "activation")
+        ]
+        tanh, linear = keras.activations.tanh, keras.activations.linear
+        assert activations == [tanh, tanh, linear]
+
+    @pytest.mark.parametrize("shape", [(3, 28, 1), (784,)])
+    def test_refuses_inputs_that_are_too_small(self, shape):
+        with pytest.raises(ValueError, match="at least 4 pixels.*mlp"):
+            gep_mnist_cnn(input_shape=shape)

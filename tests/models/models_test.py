@@ -11,6 +11,7 @@ SMALL_WIDE = {"depth": 10, "width": 2}
     "name, shape, kwargs",
     [
         ("mnist_cnn", (28, 28, 1), {"activation": "tanh"}),
+        ("gep_mnist_cnn", (28, 28, 1), {"activation": "tanh"}),
         ("mlp", (8, 8, 1), {"hidden": (5,)}),
         ("resnet20_gn", (8, 8, 1), {"groups": 8}),
         ("wide_resnet_gn", (8, 8, 1), SMALL_WIDE),

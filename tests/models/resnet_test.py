@@ -1,3 +1,5 @@
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -42,3 +44,12 @@ def test_no_example_sees_another(build):
 def test_refuses_a_depth_no_wide_resnet_has(depth):
     with pytest.raises(ValueError, match=f"depth = 6n \\+ 4.*got {depth}"):
         wide_resnet_gn(depth=depth)
+
+
+@pytest.mark.parametrize("build", [resnet20_gn, wide_resnet_gn])
+def test_layers_with_weights_are_named_by_where_they_are(build):
+    pattern = r"input_\w+|stage[123]_block[1-4]_\w+|output_norm|logits"
+    # Names do not depend on what else was built.
+    for _ in range(2):
+        names = [layer.name for layer in build().layers if layer.weights]
+        assert [n for n in names if not re.fullmatch(pattern, n)] == []

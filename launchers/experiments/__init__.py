@@ -1,0 +1,38 @@
+"""The experiments of the papers, by name."""
+
+import dataclasses
+
+from launchers.experiments import gep, pdp, spectrum
+
+# Functions that build a `trials.Experiment` from `Inputs`. The first line of
+# their docstrings says what it shows.
+EXPERIMENTS = {
+    "pdp_mnist": pdp.mnist,
+    "pdp_fashion_mnist": pdp.fashion_mnist,
+    "pdp_k": pdp.rank,
+    "pdp_m": pdp.public_examples,
+    "pdp_refresh": pdp.refresh,
+    "pdp_spectrum": spectrum.spectrum,
+    "gep_mnist": gep.mnist,
+    "gep_mnist_tuned": gep.tuned,
+    "gep_cifar10": gep.cifar10,
+    "gep_k": gep.rank,
+    "gep_m": gep.public_examples,
+    "gep_random_basis": gep.random_basis,
+    "gep_linear_probe": gep.linear_probe,
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """Files that some experiments need, which come from the user.
+
+    Attributes:
+        public_images: string, an .npz file with `images`, for GEP. Defaults to
+            `None`.
+        features: string, an .npz file with features, for the linear probe.
+            Defaults to `None`.
+    """
+
+    public_images: str | None = None
+    features: str | None = None

@@ -1,0 +1,425 @@
+"""Figures of what the trials of an experiment came to."""
+
+import itertools
+import math
+import statistics
+
+import numpy as np
+from matplotlib import colormaps, ticker
+
+from launchers import figures
+
+# A method keeps its colour and its marker in all figures.
+_COLOURS = {
+    "DP-SGD": figures.GREY,
+    "GP": figures.GREY,
+    "PDP-SGD": figures.BLUE,
+    "GEP": figures.BLUE,
+    "RPDP-SGD": figures.RED,
+    "GEP, random basis": figures.RED,
+    "B-GEP": figures.ORANGE,
+}
+_MARKERS = {
+    "DP-SGD": "o",
+    "GP": "o",
+    "PDP-SGD": "s",
+    "GEP": "s",
+    "RPDP-SGD": "^",
+    "GEP, random basis": "^",
+    "B-GEP": "D",
+}
+_MAX_COLUMNS = 3
+_PAPER = ", paper"
+_BESIDE = 1.025
+
+
+def accuracy_against_epsilon(results):
+    """Draws test accuracy against ε for each method, and the paper's points.
+
+    Args:
+        results: `results.Results`.
+
+    Returns:
+        A `matplotlib.figure.Figure`.
+    """
+    panels = _panels(results, "units")
+    canvas, grid = _canvas(results, len(panels), height=4.2)
+    for axes, (name, rows) in zip(grid, panels.items()):
+        figures.subtitle(axes, name)
+        methods = list(dict.fromkeys(row.method for row in rows))
+        for i, method in enumerate(methods):
+            own = [row for row in rows if row.method == method]
+            # Beside each other: most methods share their ε.
+            shift = _BESIDE ** (i - (len(methods) - 1) / 2)
+            _points(
+                axes,
+                own,
+                method,
+                lambda row, shift=shift: shift * row.epsilon("rdp"),
+            )
+            _paper_points(axes, own, method)
+        _epsilon_axis(axes, rows)
+        _accuracy_axis(axes)
+    _legend(canvas, grid)
+    return canvas
+
+
+def accuracy_against_setting(results, setting):
+    """Draws test accuracy by the value of a setting, beside DP-SGD's.
+
+    Args:
+        results: `results.Results`.
+        setting: string, the label that the trials differ in. Empty for those
+            of the method to compare with.
+
+    Returns:
+        A `matplotlib.figure.Figure`.
+    """
+    panels = _panels(results, "units")
+    canvas, grid = _canvas(results, len(panels), height=4.2)
+    for axes, (name, rows) in zip(grid, panels.items()):
+        figures.subtitle(axes, name)
+        for row in rows:
+            if row.labels[setting] == "":
+                _band(axes, row)
+        own = [row for row in rows if row.labels[setting] != ""]
+        values = list(dict.fromkeys(row.labels[setting] for row in own))
+        for method in dict.fromkeys(row.method for row in own):
+            _points(
+                axes,
+                [row for row in own if row.method == method],
+                method,
+                position=lambda row: values.index(row.labels[setting]),
+            )
+        axes.set_xticks(range(len(values)), [str(v) for v in values])
+        axes.set_xlim(-0.5, len(values) - 0.5)
+        axes.set_xlabel(setting)
+        _accuracy_axis(axes)
+    _legend(canvas, grid)
+    return canvas
+
+
+def training_curves(results, panel, line="method", labels=None):
+    """Draws test accuracy by epoch: means over seeds, and their range.
+
+    Args:
+        results: `results.Results`.
+        panel: string, the label by whose value the panels differ; None for
+            one panel.
+        line: string, the label by whose value the lines differ. Defaults to
+            `"method"`.
+        labels: dict, the labels of the rows to draw. Defaults to `None`: all.
+
+    Returns:
+        A `matplotlib.figure.Figure`; None if no such row is there yet.
+    """
+    chosen = results.where(**(labels or {}))
+    if not chosen:
+        return None
+    panels = _panels(results, panel, chosen)
+    canvas, grid = _canvas(results, len(panels), height=3.2)
+    for axes, (name, rows) in zip(grid, panels.items()):
+        fixed = [_labelled(*label) for label in (labels or {}).items()]
+        figures.subtitle(axes, ", ".join([name, *fixed]))
+        colours = _line_colours(rows, line)
+        for row in rows:
+            name = _line_name(row, line)
+            curves = [
+                {point["epoch"]: point["val_accuracy"] for point in o.curve}
+                for o in row.outcomes
+            ]
+            _mean_and_range(axes, curves, name, colours[name])
+        _mark_start(axes, rows)
+        _epoch_axis(axes)
+        _accuracy_axis(axes)
+    _legend(canvas, grid)
+    return canvas
+
+
+def grid_of_settings(results):
+    """Draws test accuracy by clip, one panel for each learning rate.
+
+    Args:
+        results: `results.Results`.
+
+    Returns:
+        A `matplotlib.figure.Figure`.
+    """
+    rows = sorted(results.rows, key=lambda row: row.labels["learning rate"])
+    panels = _panels(results, "learning rate", rows)
+    clips = sorted({row.labels["clip"] for row in rows})
+    canvas, grid = _canvas(results, len(panels), height=4.2)
+    for axes, (name, own) in zip(grid, panels.items()):
+        figures.subtitle(axes, name)
+        for method, k in dict.fromkeys(
+            (row.method, row.labels["k"]) for row in own
+        ):
+            line = [
+                row
+                for row in own
+                if (row.method, row.labels["k"]) == (method, k)
+            ]
+            line.sort(key=lambda row: row.labels["clip"])
+            _points(
+                axes,
+                line,
+                method,
+                position=lambda row: clips.index(row.labels["clip"]),
+                name=method if k == "" else f"{method}, k = {k}",
+                linestyle="--" if k == min(_ranks(rows)) else "-",
+            )
+        axes.set_xticks(range(len(clips)), [f"{clip:g}" for clip in clips])
+        axes.set_xlim(-0.3, len(clips) - 0.7)
+        axes.set_xlabel("clip")
+        _accuracy_axis(axes)
+    _legend(canvas, grid)
+    return canvas
+
+
+def _ranks(rows):
+    return {row.labels["k"] for row in rows if row.labels["k"] != ""} or {None}
+
+
+def projection_errors(results):
+    """Draws the projection error by epoch for each method that records it.
+
+    Args:
+        results: `results.Results`.
+
+    Returns:
+        A `matplotlib.figure.Figure`; None if none is there yet.
+    """
+    rows = [row for row in results.rows if row.projection_error is not None]
+    if not rows:
+        return None
+    canvas, (axes,) = _canvas(results, 1, height=4.2)
+    figures.subtitle(
+        axes, "energy of gradients of test examples outside of the subspace"
+    )
+    for row in rows:
+        curves = [o.projection_errors for o in row.outcomes]
+        _mean_and_range(axes, curves, row.method, _COLOURS[row.method])
+    _epoch_axis(axes)
+    axes.set_ylim(0, 1)
+    axes.set_ylabel("projection error")
+    axes.yaxis.set_major_formatter(_percent)
+    _legend(canvas, [axes])
+    return canvas
+
+
+def spectra(results):
+    """Draws the eigenvalues of gradients over their order, both logarithmic.
+
+    Args:
+        results: `results.Results`.
+
+    Returns:
+        A `matplotlib.figure.Figure`.
+    """
+    panels = _panels(results, "method")
+    canvas, grid = _canvas(results, len(panels), height=3.8)
+    epochs = {e for o in results.outcomes for e in o.spectra}
+    shades = colormaps["viridis"](np.linspace(0.85, 0.1, len(epochs)))
+    colours = dict(zip(sorted(epochs), shades))
+    for axes, (name, rows) in zip(grid, panels.items()):
+        figures.subtitle(axes, name)
+        for epoch, eigenvalues in rows[0].outcomes[0].spectra.items():
+            axes.loglog(
+                range(1, len(eigenvalues) + 1),
+                eigenvalues,
+                color=colours[epoch],
+                label=f"epoch {epoch}",
+                linewidth=1.8,
+            )
+        axes.set_xlabel("order of the eigenvalue")
+    grid[0].set_ylabel("eigenvalue of the second moment\nof private gradients")
+    canvas.supxlabel(
+        "An analysis of private data: no ε covers it.",
+        x=0.02,
+        ha="left",
+        fontsize=9,
+        color=figures.GREY,
+    )
+    _legend(canvas, grid)
+    return canvas
+
+
+def _panels(results, label, rows=None):
+    """Rows by the value of a label; all in one panel where it is missing."""
+    rows = results.rows if rows is None else rows
+    panels = {}
+    for row in rows:
+        value = row.labels.get(label)
+        name = "" if value is None else _labelled(label, value)
+        panels.setdefault(name, []).append(row)
+    return panels
+
+
+def _labelled(label, value):
+    if label == "method":
+        return str(value)
+    return f"{value} units" if label == "units" else f"{label} = {value}"
+
+
+def _canvas(results, panels, height):
+    columns = min(panels, _MAX_COLUMNS)
+    lines = math.ceil(panels / columns)
+    title = results.experiment.title
+    if results.experiment.fraction != 1:
+        title += f"\nshortened: {results.experiment.fraction:g} of the epochs"
+    canvas = figures.new(
+        2.2 + max(4.8, 3.8 * columns), height * lines + 0.5, title
+    )
+    grid = canvas.subplots(lines, columns, squeeze=False, sharey=True).ravel()
+    for axes in grid:
+        figures.tidy(axes)
+    for axes in grid[panels:]:
+        axes.set_visible(False)
+    return canvas, grid[:panels]
+
+
+def _points(axes, rows, method, position, name=None, linestyle="-"):
+    axes.errorbar(
+        [position(row) for row in rows],
+        [row.mean for row in rows],
+        yerr=[row.deviation or 0.0 for row in rows],
+        label=name or method,
+        color=_COLOURS[method],
+        marker=_MARKERS[method],
+        markersize=6,
+        linewidth=1.5,
+        linestyle=linestyle,
+        capsize=3,
+    )
+
+
+def _paper_points(axes, rows, method):
+    known = [row for row in rows if row.paper is not None]
+    if not known:
+        return
+    axes.plot(
+        [row.paper_epsilon for row in known],
+        [row.paper for row in known],
+        label=f"{method}{_PAPER}",
+        color=_COLOURS[method],
+        marker=_MARKERS[method],
+        markersize=8,
+        markerfacecolor="none",
+        linestyle="none",
+    )
+
+
+def _band(axes, row):
+    colour = _COLOURS[row.method]
+    axes.axhline(row.mean, color=colour, linewidth=1.5, label=row.method)
+    if row.deviation is not None:
+        axes.axhspan(
+            row.mean - row.deviation,
+            row.mean + row.deviation,
+            color=colour,
+            alpha=0.15,
+            linewidth=0,
+        )
+
+
+def _mean_and_range(axes, curves, name, colour):
+    """Draws the mean and the range of curves, dicts from epochs to values."""
+    epochs = sorted(set().union(*curves))
+    values = [[c[epoch] for c in curves if epoch in c] for epoch in epochs]
+    axes.plot(
+        epochs,
+        [statistics.fmean(v) for v in values],
+        color=colour,
+        label=name,
+        linewidth=1.8,
+        marker="o" if len(epochs) == 1 else None,
+    )
+    axes.fill_between(
+        epochs,
+        [min(v) for v in values],
+        [max(v) for v in values],
+        color=colour,
+        alpha=0.15,
+        linewidth=0,
+    )
+
+
+def _mark_start(axes, rows):
+    """Marks the epoch from which methods project that begin as DP-SGD."""
+    starts = {row.outcomes[0].trial.config.start_epoch for row in rows}
+    for start in sorted(starts - {1}):
+        axes.axvline(start - 0.5, color=figures.GREY, linewidth=1, ls=":")
+        axes.annotate(
+            f"projected from epoch {start}",
+            (start - 0.5, 0.02),
+            xycoords=("data", "axes fraction"),
+            xytext=(4, 0),
+            textcoords="offset points",
+            fontsize=8,
+            color=figures.GREY,
+        )
+
+
+def _line_name(row, line):
+    value = row.labels.get(line, "")
+    if line == "method" or value == "":
+        return row.method
+    return f"{line} = {value}"
+
+
+def _line_colours(rows, line):
+    """A method's own colour, or shades by the value of another label."""
+    names = list(dict.fromkeys(_line_name(row, line) for row in rows))
+    shaded = [name for name in names if name not in _COLOURS]
+    shades = colormaps["viridis"](np.linspace(0.1, 0.85, len(shaded)))
+    return _COLOURS | dict(zip(shaded, shades))
+
+
+def _epsilon_axis(axes, rows):
+    """A logarithmic axis with a tick at each ε that was reached."""
+    axes.set_xscale("log")
+    reached = sorted({row.epsilon("rdp") for row in rows})
+    # Ticks closer than a few percent would lie on each other.
+    ticks = [
+        value
+        for before, value in itertools.pairwise([0, *reached])
+        if value > 1.08 * before
+    ]
+    axes.set_xticks(ticks, [f"{value:.2g}" for value in ticks])
+    axes.xaxis.set_minor_locator(ticker.NullLocator())
+    delta = rows[0].outcomes[0].trial.config.delta
+    axes.set_xlabel(f"ε (RDP) at δ = {delta:g}")
+
+
+def _epoch_axis(axes):
+    axes.set_xlabel("epoch")
+    axes.xaxis.set_major_locator(
+        ticker.MaxNLocator(integer=True, min_n_ticks=1)
+    )
+
+
+def _accuracy_axis(axes):
+    axes.yaxis.set_major_formatter(_percent)
+    if axes.get_subplotspec().is_first_col():
+        axes.set_ylabel("test accuracy")
+
+
+def _percent(share, _):
+    return f"{round(100 * share, 6):g} %"
+
+
+def _legend(canvas, grid):
+    """One legend for all panels, beside them."""
+    known = {}
+    for axes in grid:
+        for handle, label in zip(*axes.get_legend_handles_labels()):
+            known.setdefault(label, handle)
+    # What was measured, then the paper's points.
+    labels = sorted(known, key=lambda label: label.endswith(_PAPER))
+    canvas.legend(
+        [known[label] for label in labels],
+        labels,
+        loc="outside right center",
+        frameon=False,
+        labelcolor=figures.INK,
+    )

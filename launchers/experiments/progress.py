@@ -1,0 +1,107 @@
+"""How far the trials of an experiment are."""
+
+import collections
+import shutil
+import statistics
+import sys
+import time
+
+from launchers.experiments import results
+
+_SECONDS_BETWEEN_LINES = 300
+
+
+class Progress:
+    """Says after each trial how it went and how much time is left.
+
+    On a terminal, a line that follows the epochs stays below.
+
+    Args:
+        runner: `runner.Runner`, before it runs.
+        folder: `pathlib.Path`, with one folder for each trial.
+        total: int, number of trials, those included that had been finished.
+    """
+
+    def __init__(self, runner, folder, total):
+        self._runner = runner
+        self._folder = folder
+        self._total = total
+        self._trials = {trial.name: trial for trial in runner.waiting}
+        self._done = total - len(runner.waiting)
+        self._first_epochs = {n: self._epochs(n) for n in self._trials}
+        self._seconds = collections.defaultdict(list)
+        self._said = time.monotonic()
+        self._live = sys.stdout.isatty()
+
+    def finished(self, ended, summary):
+        """Prints the line of a trial that has ended.
+
+        Args:
+            ended: `runner.Finished`.
+            summary: string, what the trial came to, if it went well.
+        """
+        self._done += 1
+        trial = ended.trial
+        if ended.error is None:
+            epochs = trial.config.epochs - self._first_epochs[trial.name]
+            self._seconds[trial.method].append(ended.seconds / max(epochs, 1))
+        self._print(
+            f"[{self._done}/{self._total}] {trial.name}: "
+            f"{ended.error or summary}, {duration(ended.seconds)}; "
+            f"{self._left()}"
+        )
+
+    def look(self):
+        """Prints how far the trials are that run, now and then."""
+        if not self._runner.running:
+            return
+        running = ", ".join(
+            f"{name} {self._epochs(name)}/{self._trials[name].config.epochs}"
+            for name in self._runner.running
+        )
+        text = f"[{self._done}/{self._total}] epoch {running}; {self._left()}"
+        if self._live:
+            width = shutil.get_terminal_size().columns - 1
+            print(f"\r\033[K{text[:width]}", end="", flush=True)
+        elif time.monotonic() - self._said > _SECONDS_BETWEEN_LINES:
+            self._print(text)
+
+    def _print(self, text):
+        start = "\r\033[K" if self._live else ""
+        print(f"{start}{text}", flush=True)
+        self._said = time.monotonic()
+
+    def _epochs(self, name):
+        return results.epochs_done(self._folder / name)
+
+    def _left(self):
+        """The time that is left, once some trial tells how long they take."""
+        known = {m: statistics.fmean(s) for m, s in self._seconds.items() if s}
+        now = time.monotonic()
+        for name, began in self._runner.running.items():
+            epochs = self._epochs(name) - self._first_epochs[name]
+            if epochs > 0:
+                known.setdefault(
+                    self._trials[name].method, (now - began) / epochs
+                )
+        if not known:
+            return "time left not known yet"
+        others = statistics.fmean(known.values())
+        seconds = 0.0
+        waiting = [trial.name for trial in self._runner.waiting]
+        for name in [*self._runner.running, *waiting]:
+            trial = self._trials[name]
+            epochs = trial.config.epochs - self._epochs(name)
+            seconds += epochs * known.get(trial.method, others)
+        return f"{duration(seconds / self._runner.jobs)} left"
+
+
+def duration(seconds):
+    """A length of time in the two units that matter."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    if minutes:
+        return f"{minutes} min {rest} s"
+    return f"{rest} s"

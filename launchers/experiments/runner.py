@@ -1,0 +1,222 @@
+"""Runs trials in processes beside each other."""
+
+import contextlib
+import dataclasses
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+
+from launchers import native_logs
+
+# A step is finished before a process that was told to stop does so.
+_SECONDS_TO_STOP = 120
+_SECONDS_TO_LOOK = 2.0
+
+
+@dataclasses.dataclass(kw_only=True)
+class Finished:
+    """What became of a trial.
+
+    Attributes:
+        trial: `trials.Trial`.
+        seconds: float, how long this process took.
+        error: string, one line; None if it went well.
+    """
+
+    trial: object
+    seconds: float
+    error: str | None
+
+
+class Runner:
+    """Runs trials, each in one of some processes that run many in turn.
+
+    As a context it stops its processes, whatever happens; what they have begun
+    can be resumed.
+
+    Args:
+        trials: list of `trials.Trial`, run in this order.
+        folder: `pathlib.Path`; trial `t` runs in `folder / "trials" / t.name`
+            and writes what it says to `folder / "logs"`.
+        jobs: int, number of processes.
+
+    Attributes:
+        running: dict from the trials that run to the time when they began.
+        waiting: list of the trials that have not begun.
+        jobs: int, how many trials run at a time.
+    """
+
+    def __init__(self, trials, folder, jobs):
+        self.waiting = list(trials)
+        self.running = {}
+        self._folder = folder
+        self.jobs = max(1, min(jobs, len(self.waiting)))
+        self._workers = []
+
+    def __enter__(self):
+        for folder in ("trials", "logs"):
+            (self._folder / folder).mkdir(parents=True, exist_ok=True)
+        return self
+
+    def __exit__(self, *exception):
+        for worker in self._workers:
+            worker.stop()
+        for worker in self._workers:
+            worker.join()
+
+    def __iter__(self):
+        """Yields a `Finished` for each trial, and None every few seconds."""
+        while self.waiting or self.running:
+            self._start()
+            busy = [worker for worker in self._workers if worker.trial]
+            ready = multiprocessing.connection.wait(
+                [worker.connection for worker in busy], _SECONDS_TO_LOOK
+            )
+            for worker in busy:
+                if worker.connection in ready:
+                    yield self._finish(worker)
+            yield None
+
+    def _start(self):
+        idle = [w for w in self._workers if not (w.trial or w.is_dead)]
+        while self.waiting and len(self.running) < self.jobs:
+            if not idle:
+                idle.append(_Worker(_threads(self.jobs)))
+                self._workers.append(idle[-1])
+            trial = self.waiting.pop(0)
+            self.running[trial.name] = time.monotonic()
+            idle.pop().start(trial, self._folder)
+
+    def _finish(self, worker):
+        trial = worker.trial
+        error = worker.outcome()
+        if worker.is_dead:
+            self._workers.remove(worker)
+        seconds = time.monotonic() - self.running.pop(trial.name)
+        return Finished(trial=trial, seconds=seconds, error=error)
+
+
+class _Worker:
+    """A process that runs one trial after the other."""
+
+    def __init__(self, threads):
+        # A forked process would inherit the state of TensorFlow's threads.
+        context = multiprocessing.get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, threads))
+        self._process.start()
+        theirs.close()
+        self.trial = None
+
+    def start(self, trial, folder):
+        self.trial = trial
+        self.connection.send(
+            (
+                trial.config,
+                str(folder / "trials" / trial.name),
+                str(folder / "logs" / f"{trial.name}.log"),
+            )
+        )
+
+    def outcome(self):
+        """The error of the trial that has ended, or None."""
+        self.trial = None
+        try:
+            return self.connection.recv()
+        except EOFError:
+            self.join()
+            return f"its process died with exit code {self._process.exitcode}"
+
+    @property
+    def is_dead(self):
+        return not self._process.is_alive()
+
+    def stop(self):
+        self.connection.close()
+        if self.trial:
+            self._process.terminate()
+
+    def join(self):
+        self._process.join(_SECONDS_TO_STOP)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+
+
+def _threads(jobs):
+    """Threads of each process, so that all of them fill the cores."""
+    return max(1, len(os.sched_getaffinity(0)) // jobs)
+
+
+def _serve(connection, threads):
+    """Runs the trials that come, until the other end is closed."""
+    # The terminal sends its interrupt to all processes; the first one decides.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _interrupt)
+    threading.Thread(target=_stop_with_parent, daemon=True).start()
+    sys.stdout.reconfigure(line_buffering=True)
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+    with contextlib.suppress(EOFError, KeyboardInterrupt):
+        while True:
+            config, folder, log = connection.recv()
+            connection.send(_run(config, folder, log, threads))
+
+
+def _interrupt(*_):
+    raise KeyboardInterrupt
+
+
+def _stop_with_parent():
+    parent = multiprocessing.parent_process()
+    multiprocessing.connection.wait([parent.sentinel])
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _run(config, folder, log, threads):
+    """Runs a trial; returns what went wrong in one line, or None."""
+    with _output_in(log):
+        try:
+            _train(config, folder, threads)
+        except Exception as error:
+            # Whatever is wrong with a trial, the others go on.
+            traceback.print_exc()
+            first = (str(error).splitlines() or [""])[0]
+            return f"{type(error).__name__}: {first}"
+    return None
+
+
+def _train(config, folder, threads):
+    with native_logs.dropped():
+        import keras
+        import tensorflow as tf
+
+        from launchers import experiment
+
+        experiment.devices()
+    if not tf.config.threading.get_intra_op_parallelism_threads():
+        tf.config.threading.set_intra_op_parallelism_threads(threads)
+    keras.utils.clear_session()
+    experiment.train(config, folder, resume=True, results_only=True)
+
+
+@contextlib.contextmanager
+def _output_in(log):
+    """Sends what this process writes to a file, TensorFlow's logs included."""
+    with open(log, "ab") as file:
+        kept = [os.dup(stream) for stream in (1, 2)]
+        try:
+            for stream in (1, 2):
+                os.dup2(file.fileno(), stream)
+            yield
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            for stream, copy in zip((1, 2), kept):
+                os.dup2(copy, stream)
+                os.close(copy)

@@ -1,0 +1,104 @@
+"""The table of an experiment, in Markdown."""
+
+import math
+
+from tf_dpsub.accounting.statement import round_up
+
+
+def markdown(results, command):
+    """Lays out what the trials came to, beside the paper's figures.
+
+    Args:
+        results: `results.Results`.
+        command: string, what made them.
+
+    Returns:
+        A string of several lines.
+    """
+    experiment = results.experiment
+    lines = [f"# {experiment.title}", "", "```sh", command, "```", ""]
+    lines += [
+        "Test accuracy in percent after the last epoch, mean ± standard "
+        "deviation over seeds. ε is of the steps that ran, recomputed from "
+        "their ledgers.",
+        "",
+    ]
+    lines += [f"- {note}" for note in _notes(results)]
+    columns = _columns(results)
+    if experiment.best_of is not None and results.rows:
+        lines += ["", f"## Best by {experiment.best_of}", ""]
+        lines += _grid(columns, results.best(experiment.best_of))
+        lines += ["", "## All"]
+    lines += ["", *_grid(columns, results.rows)]
+    return "\n".join(lines) + "\n"
+
+
+def _notes(results):
+    experiment = results.experiment
+    notes = list(experiment.notes)
+    if experiment.fraction != 1:
+        notes.insert(
+            0,
+            f"Shortened: {experiment.fraction:g} of the paper's epochs were "
+            "run (at least one). Schedules that depend on the epoch were "
+            "shortened with it.",
+        )
+    missing = len(experiment.trials) - len(results.outcomes)
+    if missing:
+        notes.insert(
+            0,
+            f"Not complete: {missing} of {len(experiment.trials)} trials have "
+            "not finished.",
+        )
+    return notes
+
+
+def _columns(results):
+    """Names of columns, each with the function that fills it."""
+    labels = {}
+    for row in results.rows:
+        labels |= dict.fromkeys(row.labels)
+    columns = {
+        label: lambda row, label=label: str(row.labels.get(label, ""))
+        for label in labels
+    }
+    columns["test accuracy"] = _accuracy
+    if any(row.paper is not None for row in results.rows):
+        columns["paper"] = lambda row: _percent(row.paper)
+    if any(row.projection_error is not None for row in results.rows):
+        columns["projection error"] = lambda row: _percent(row.projection_error)
+    columns["seeds"] = lambda row: str(len(row.outcomes))
+    columns["epochs"] = lambda row: str(row.epochs)
+    columns["ε (RDP)"] = lambda row: _epsilon(row.epsilon("rdp"))
+    columns["ε (PLD)"] = lambda row: _epsilon(row.epsilon("pld"))
+    if any(row.paper_epsilon is not None for row in results.rows):
+        columns["paper's ε"] = lambda row: (
+            "" if row.paper_epsilon is None else f"{row.paper_epsilon:g}"
+        )
+    return columns
+
+
+def _grid(columns, rows):
+    cells = [list(columns)]
+    cells += [[fill(row) for fill in columns.values()] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells)]
+    cells.insert(1, ["-" * width for width in widths])
+    return [
+        "| " + " | ".join(c.ljust(w) for c, w in zip(line, widths)) + " |"
+        for line in cells
+    ]
+
+
+def _accuracy(row):
+    if row.deviation is None:
+        return _percent(row.mean)
+    return f"{_percent(row.mean)} ± {_percent(row.deviation)}"
+
+
+def _percent(share):
+    return "" if share is None else f"{100 * share:.1f}"
+
+
+def _epsilon(value):
+    # Upwards: what is said must not be less than what was spent.
+    return round_up(value, digits=3) if math.isfinite(value) else "∞"

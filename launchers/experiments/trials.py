@@ -1,0 +1,93 @@
+"""What an experiment is made of."""
+
+import copy
+import dataclasses
+from collections.abc import Callable
+
+import ml_collections
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One training run of an experiment.
+
+    Attributes:
+        name: string, also of its folder.
+        labels: dict from the columns of the table to strings or numbers. The
+            trials with the same labels are seeds of one setting, a row.
+        config: `ml_collections.ConfigDict`, as `experiment.train` takes it.
+        paper: float, the paper's test accuracy of this setting. Defaults to
+            `None`, where it gives none.
+        paper_epsilon: float, the paper's epsilon. Defaults to `None`.
+    """
+
+    name: str
+    labels: dict
+    config: ml_collections.ConfigDict
+    paper: float | None = None
+    paper_epsilon: float | None = None
+
+    @property
+    def method(self):
+        """What the row calls the method."""
+        return self.labels["method"]
+
+    @property
+    def setting(self):
+        """The labels as something to compare and to look up by."""
+        return tuple(self.labels.items())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """Trials, and how to look at them.
+
+    Attributes:
+        name: string, also of its folder.
+        title: string, for tables and figures.
+        trials: tuple of `Trial`, in the order in which they run: whole
+            comparisons first.
+        figures: dict from the name of a file without its ending to a function
+            of `results.Results` that returns a `matplotlib.figure.Figure`.
+        notes: tuple of strings, one for each point in which the experiment
+            differs from the paper, or in which the paper leaves a choice.
+        best_of: string, the label for each of whose values the best row is
+            shown first. Defaults to `None`: no row is.
+        fraction: float, the share of the epochs that is run. Defaults to `1`.
+    """
+
+    name: str
+    title: str
+    trials: tuple
+    figures: dict[str, Callable]
+    notes: tuple = ()
+    best_of: str | None = None
+    fraction: float = 1.0
+
+    def __post_init__(self):
+        names = [trial.name for trial in self.trials]
+        twice = {name for name in names if names.count(name) > 1}
+        if twice:
+            raise ValueError(
+                f"Expected trials of distinct names, got {sorted(twice)} twice."
+            )
+
+    def shortened(self, fraction):
+        """The same experiment with a fraction of the epochs, at least one.
+
+        Where a method begins in some epoch, it begins after the same share of
+        the run.
+
+        Args:
+            fraction: float in (0, 1].
+        """
+        trials = []
+        for trial in self.trials:
+            config = copy.deepcopy(trial.config)
+            config.epochs = max(1, round(fraction * config.epochs))
+            before = round(fraction * (config.start_epoch - 1))
+            config.start_epoch = min(1 + before, config.epochs)
+            trials.append(dataclasses.replace(trial, config=config))
+        return dataclasses.replace(
+            self, trials=tuple(trials), fraction=fraction
+        )

@@ -1,0 +1,296 @@
+"""Runs an experiment of a paper, and lays its results beside the paper's.
+
+    python launchers/reproduce.py --experiment=pdp_mnist --workdir=out/papers
+
+The command `tf-dpsub-reproduce` is the same. The folder WORKDIR/EXPERIMENT
+receives `table.md`, `results.json`, figures, and one folder for each trial.
+The same command goes on where it was stopped: finished trials are kept,
+unfinished ones are resumed. `--fraction=0.1` runs a tenth of the epochs.
+"""
+
+import difflib
+import functools
+import json
+import os
+import pathlib
+import re
+import shlex
+import sys
+
+from absl import app, flags
+
+from launchers import experiments, figures, run_directory, train_config
+from launchers.experiments import progress, results, runner, table
+
+_EXPERIMENT = flags.DEFINE_string(
+    "experiment", None, "Name of the experiment; --list shows all."
+)
+_WORKDIR = flags.DEFINE_string(
+    "workdir", None, "Folder that receives a folder for the experiment."
+)
+_FRACTION = flags.DEFINE_float(
+    "fraction", 1.0, "Share of the epochs of each trial to run, at least one."
+)
+_JOBS = flags.DEFINE_integer(
+    "jobs", 2, "How many trials run at a time; the cores are shared out."
+)
+_ONLY = flags.DEFINE_string(
+    "only", None, "Regular expression: run the trials whose names hold it."
+)
+_PUBLIC_IMAGES = flags.DEFINE_string(
+    "public_images",
+    None,
+    "An .npz file with public images [images, height, width, channels], uint8, "
+    "for gep_... experiments.",
+)
+_FEATURES = flags.DEFINE_string(
+    "features",
+    None,
+    "An .npz file with x_train, y_train, x_test and y_test, for "
+    "gep_linear_probe.",
+)
+_DRY_RUN = flags.DEFINE_bool(
+    "dry_run", False, "Say which trials would run, and run none."
+)
+_LIST = flags.DEFINE_bool("list", False, "Name all experiments.")
+
+
+def main(argv):
+    """Runs as the flags say; returns the exit code."""
+    try:
+        if len(argv) > 1:
+            raise ValueError(f"Expected flags only, got {argv[1]!r}.")
+        if _LIST.value:
+            print(overview())
+            return 0
+        experiment = chosen(
+            _EXPERIMENT.value,
+            experiments.Inputs(
+                public_images=_PUBLIC_IMAGES.value, features=_FEATURES.value
+            ),
+            _FRACTION.value,
+        )
+        trials = selected(experiment, _ONLY.value)
+        if _DRY_RUN.value:
+            print("\n".join(trial.name for trial in trials))
+            return 0
+        if _WORKDIR.value is None:
+            raise ValueError("Expected --workdir, got none.")
+        if _JOBS.value < 1:
+            raise ValueError(f"Expected --jobs >= 1, got {_JOBS.value}.")
+        return reproduce(
+            experiment,
+            trials,
+            _WORKDIR.value,
+            jobs=_JOBS.value,
+            command=_command(),
+        )
+    except ValueError as error:
+        return f"error: {error}"
+
+
+def overview():
+    """Names all experiments, each with what it shows."""
+    width = max(map(len, experiments.EXPERIMENTS))
+    return "\n".join(
+        f"{name:<{width}}  {build.__doc__.splitlines()[0]}"
+        for name, build in experiments.EXPERIMENTS.items()
+    )
+
+
+def chosen(name, inputs, fraction=1.0):
+    """Builds an experiment.
+
+    Args:
+        name: string, one of `experiments.EXPERIMENTS`.
+        inputs: `experiments.Inputs`.
+        fraction: float in (0, 1], share of the epochs. Defaults to `1`.
+
+    Returns:
+        A `trials.Experiment`.
+
+    Raises:
+        ValueError: if there is no such experiment, it lacks an input, or the
+            fraction is none.
+    """
+    known = experiments.EXPERIMENTS
+    if name not in known:
+        close = difflib.get_close_matches(str(name), known, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise ValueError(
+            f"Expected --experiment, one of {', '.join(known)}, got {name!r}."
+            f"{hint}"
+        )
+    if not 0 < fraction <= 1:
+        raise ValueError(f"Expected 0 < --fraction <= 1, got {fraction}.")
+    experiment = known[name](inputs)
+    return experiment if fraction == 1 else experiment.shortened(fraction)
+
+
+def selected(experiment, only=None):
+    """The trials of an experiment whose names hold a regular expression.
+
+    Args:
+        experiment: `trials.Experiment`.
+        only: string. Defaults to `None`: all trials.
+
+    Returns:
+        List of `trials.Trial`, in their order.
+
+    Raises:
+        ValueError: if there is none, or `only` is no regular expression.
+    """
+    try:
+        pattern = re.compile(only or "")
+    except re.error as error:
+        raise ValueError(
+            f"Expected --only to be a regular expression, got {only!r}: "
+            f"{error}."
+        ) from error
+    trials = [t for t in experiment.trials if pattern.search(t.name)]
+    if not trials:
+        names = [trial.name for trial in experiment.trials]
+        close = difflib.get_close_matches(only, names, n=1, cutoff=0)
+        raise ValueError(
+            f"Expected --only to name trials of {experiment.name}, got "
+            f"{only!r}, which none of {len(names)} holds. The closest is "
+            f"{close[0]!r}; --dry_run shows all."
+        )
+    return trials
+
+
+def reproduce(experiment, trials, workdir, *, jobs, command):
+    """Runs the trials that are left, and writes tables and figures.
+
+    Args:
+        experiment: `trials.Experiment`.
+        trials: list of `trials.Trial`, those of the experiment to run. The
+            table shows all that are finished.
+        workdir: string or path-like.
+        jobs: int, how many trials run at a time.
+        command: string, for the table: what made it.
+
+    Returns:
+        int, the exit code: 1 if a trial failed, 130 if interrupted.
+
+    Raises:
+        ValueError: if the folder holds other trials.
+    """
+    folder = pathlib.Path(workdir) / experiment.name
+    for trial in experiment.trials:
+        run_directory.RunDirectory(
+            folder / "trials" / trial.name,
+            train_config.as_dict(trial.config),
+            resume=True,
+        )
+    left = [
+        trial
+        for trial in trials
+        if not results.is_finished(folder / "trials" / trial.name)
+    ]
+    print(
+        f"{experiment.title}: {len(trials)} trials, {len(trials) - len(left)} "
+        f"finished, {len(left)} to run in {folder}/",
+        flush=True,
+    )
+    failed = []
+    try:
+        if left:
+            failed = _run(experiment, left, len(trials), folder, jobs, command)
+    except KeyboardInterrupt:
+        print("\nInterrupted; the same command goes on from here.")
+        return 130
+    finally:
+        write(experiment, folder, command)
+    for trial, error in failed:
+        print(f"failed: {trial.name}: {error}", file=sys.stderr)
+        print(f"        {folder}/logs/{trial.name}.log", file=sys.stderr)
+    print(f"{folder}/table.md")
+    return 1 if failed else 0
+
+
+def _run(experiment, left, total, folder, jobs, command):
+    """Runs trials; returns those that failed, each with its error."""
+    failed = []
+    with runner.Runner(left, folder, jobs) as running:
+        told = progress.Progress(running, folder / "trials", total)
+        for ended in running:
+            if ended is None:
+                told.look()
+                continue
+            if ended.error is not None:
+                failed.append((ended.trial, ended.error))
+            told.finished(ended, _summary(folder / "trials" / ended.trial.name))
+            write_table(experiment, folder, command)
+    return failed
+
+
+def _summary(folder):
+    if not results.is_finished(folder):
+        return None
+    result = json.loads((folder / "result.json").read_text("utf-8"))
+    return (
+        f"{100 * result['test_accuracy']:.1f} % at ε = "
+        f"{float(result['epsilon']):.3g}"
+    )
+
+
+def write(experiment, folder, command):
+    """Writes table, results and figures of the trials that are finished."""
+    found = write_table(experiment, folder, command)
+    if not found.rows:
+        return
+    with figures.style():
+        for name, draw in experiment.figures.items():
+            canvas = draw(found)
+            if canvas is not None:
+                _replace(
+                    folder / f"{name}.png",
+                    functools.partial(canvas.savefig, format="png"),
+                )
+
+
+def write_table(experiment, folder, command):
+    """Writes `table.md` and `results.json`; returns the `results.Results`."""
+    found = results.Results(experiment, folder / "trials")
+    folder.mkdir(parents=True, exist_ok=True)
+    as_json = json.dumps(
+        results.as_json(found), indent=2, ensure_ascii=False, allow_nan=False
+    )
+    _replace(
+        folder / "table.md",
+        lambda path: path.write_text(table.markdown(found, command), "utf-8"),
+    )
+    _replace(
+        folder / "results.json",
+        lambda path: path.write_text(as_json + "\n", "utf-8"),
+    )
+    return found
+
+
+def _replace(path, write):
+    """Writes a file as a whole: whatever stops it leaves the earlier one."""
+    # Others may be at work on other trials of the same experiment.
+    incomplete = path.with_name(f"{path.name}.{os.getpid()}.incomplete")
+    write(incomplete)
+    os.replace(incomplete, path)
+
+
+def _command():
+    return shlex.join(["tf-dpsub-reproduce", *sys.argv[1:]])
+
+
+def _parse(argv):
+    try:
+        return flags.FLAGS(argv)
+    except flags.Error as error:
+        sys.exit(f"error: {error}")
+
+
+def run():
+    """Runs the console command `tf-dpsub-reproduce`."""
+    app.run(main, flags_parser=_parse)
+
+
+if __name__ == "__main__":
+    run()

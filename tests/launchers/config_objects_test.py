@@ -1,0 +1,223 @@
+import numpy as np
+import pytest
+
+from launchers import config_objects, train_config
+from tf_dpsub import accounting, data, subspaces
+
+PDP = {
+    "optimizer": "ProjectedDPSGD",
+    "subspace": "PublicSubspace",
+    "subspace_kwargs": {"rank": 4},
+    "public_examples": 40,
+}
+GEP = PDP | {
+    "optimizer": "GEP",
+    "optimizer_kwargs": {"residual_norm_clip": 0.2},
+}
+
+
+def changed(**changes):
+    config = train_config.default_config()
+    for name, value in ({"noise_multiplier": 2.0} | changes).items():
+        config[name] = value
+    return config
+
+
+def made(config):
+    """The optimizer and the subspace of a config, on digits."""
+    config_objects.check(config)
+    loaded = config_objects.dataset(config)
+    batches = data.PoissonBatches(
+        loaded.x_train, loaded.y_train, batch_size=config.batch_size
+    )
+    subspace = config_objects.subspace(config, loaded)
+    return config_objects.private_optimizer(config, batches, subspace), subspace
+
+
+@pytest.fixture
+def images(tmp_path):
+    file = tmp_path / "images.npz"
+    rng = np.random.default_rng(0)
+    np.savez(file, images=rng.integers(0, 256, (30, 32, 32, 3), np.uint8))
+    return str(file)
+
+
+class TestSubspace:
+    def test_none_by_default(self):
+        optimizer, subspace = made(changed())
+        assert subspace is None
+        assert type(optimizer).__name__ == "DPSGD"
+
+    def test_public_examples_and_their_labels(self):
+        config = changed(**PDP)
+        optimizer, subspace = made(config)
+        assert optimizer.subspace is subspace
+        loaded = config_objects.dataset(config)
+        np.testing.assert_array_equal(subspace.public_inputs, loaded.x_public)
+        assert len(loaded.x_public) == 40
+        assert any("with their labels" in note for note in subspace.notes)
+
+    def test_random_labels_on_demand(self):
+        _, subspace = made(changed(**PDP, random_public_labels=True))
+        assert any("random labels" in note for note in subspace.notes)
+
+    def test_images_of_a_file_fit_the_model_and_have_random_labels(
+        self, images
+    ):
+        config = changed(**PDP | {"public_examples": 0, "public_data": images})
+        _, subspace = made(config)
+        assert subspace.public_inputs.shape == (30, 8, 8, 1)
+        assert any("random labels" in note for note in subspace.notes)
+
+    def test_some_images_of_a_file_leave_all_examples_private(self, images):
+        config = changed(**PDP | {"public_examples": 12, "public_data": images})
+        _, subspace = made(config)
+        assert len(subspace.public_inputs) == 12
+        assert len(config_objects.dataset(config).y_train) == 1438
+
+    def test_random_subspace_needs_no_public_data(self):
+        changes = {"subspace": "RandomSubspace", "public_examples": 0}
+        _, subspace = made(changed(**PDP | changes))
+        assert isinstance(subspace, subspaces.RandomSubspace)
+        assert subspace.public_inputs is None
+
+    @pytest.mark.parametrize(
+        "changes, message",
+        [
+            ({"public_examples": 0}, "Expected public examples"),
+            ({"public_examples": -1}, "public_examples >= 0, got -1"),
+            ({"subspace": "PublicSpace"}, "'PublicSpace'. .*'PublicSubspace'"),
+            ({"subspace": None}, "Expected a subspace for the optimizer"),
+            ({"optimizer": "DPSGD"}, "no subspace for the optimizer DPSGD"),
+            ({"subspace_kwargs": {}}, "arguments of PublicSubspace .*'rank'"),
+            ({"subspace_kwargs": {"rank": 0}}, "rank >= 1"),
+            ({"public_data": "none.npz"}, "none.npz, which does not exist"),
+            ({"start_epoch": 0}, "start_epoch >= 1, got 0"),
+        ],
+        ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+    )
+    def test_mistakes(self, changes, message):
+        with pytest.raises(ValueError, match=message):
+            made(changed(**PDP | changes))
+
+    def test_more_images_than_the_file_has(self, images):
+        config = changed(**PDP | {"public_examples": 31, "public_data": images})
+        with pytest.raises(ValueError, match="public_examples <= 30"):
+            made(config)
+
+
+class TestStart:
+    def test_epochs_become_steps(self):
+        config = changed(**PDP, start_epoch=3, batch_size=256)
+        optimizer, _ = made(config)
+        # 1,398 private digits: six steps an epoch, of which two go before.
+        assert optimizer.get_config()["start_step"] == 12
+
+    def test_the_first_epoch_is_the_first_step(self):
+        optimizer, _ = made(changed(**PDP))
+        assert optimizer.get_config()["start_step"] == 0
+
+    @pytest.mark.parametrize("changes", [GEP, {}])
+    def test_mechanisms_that_have_no_start(self, changes):
+        with pytest.raises(ValueError, match="start_epoch=1 for the optimizer"):
+            made(changed(**changes, start_epoch=2))
+
+
+class TestSchedule:
+    @pytest.mark.parametrize("epochs, steps", [(2, 24), (1, 12)])
+    def test_halfway(self, epochs, steps):
+        config = changed(
+            learning_rate=0.3, learning_rate_schedule="halfway", epochs=epochs
+        )
+        optimizer, _ = made(config)
+        schedule = optimizer.inner_optimizer._learning_rate
+        rates = [float(schedule(step)) for step in range(steps)]
+        half = steps // 2
+        assert rates == pytest.approx([0.3] * half + [0.03] * half)
+
+    @pytest.mark.parametrize("steps, first", [(1, 1), (3, 2)])
+    def test_halfway_of_an_odd_number(self, steps, first):
+        schedule = config_objects.choose(
+            config_objects._SCHEDULES, "halfway", "a schedule"
+        )(1.0, steps)
+        rates = [float(schedule(step)) for step in range(steps)]
+        assert rates == pytest.approx([1.0] * first + [0.1] * (steps - first))
+
+
+class TestCalibration:
+    def epsilon(self, optimizer, steps):
+        return accounting.epsilon(
+            noise_multiplier=optimizer.effective_noise_multiplier,
+            sampling_rate=256 / 1398,
+            steps=steps,
+            delta=1e-5,
+        )
+
+    @pytest.mark.parametrize(
+        "kwargs",
+        [
+            {"residual_norm_clip": 0.2},
+            {"residual": False},
+            {"residual_norm_clip": 0.2, "residual_noise_multiplier": 8.0},
+        ],
+        ids=["equal noise", "no residual", "noise of its own"],
+    )
+    def test_both_releases_of_a_step_keep_the_budget(self, kwargs):
+        config = changed(
+            **GEP | {"optimizer_kwargs": kwargs},
+            epsilon=3.0,
+            noise_multiplier=None,
+            batch_size=256,
+            epochs=2,
+        )
+        optimizer, _ = made(config)
+        assert 2.999 < self.epsilon(optimizer, 12) <= 3.0
+        own = kwargs.get("residual_noise_multiplier")
+        if own is not None:
+            assert optimizer.residual_noise_multiplier == own
+
+    @pytest.mark.parametrize("own", [0.0, 0.5])
+    def test_a_residual_that_spends_the_budget_alone(self, own):
+        kwargs = {"residual_norm_clip": 0.2, "residual_noise_multiplier": own}
+        config = changed(
+            **GEP | {"optimizer_kwargs": kwargs},
+            epsilon=3.0,
+            noise_multiplier=None,
+        )
+        with pytest.raises(ValueError, match="a part of the budget"):
+            made(config)
+
+
+class TestRecorders:
+    def made(self, folder, **changes):
+        config = changed(**changes)
+        loaded = config_objects.dataset(config)
+        return config_objects.recorders(config, folder, loaded)
+
+    def test_none_by_default(self, tmp_path):
+        assert self.made(tmp_path) == []
+
+    def test_by_name(self, tmp_path):
+        names = ("private_spectrum", "test_projection_error")
+        made = self.made(tmp_path, **PDP, recorders=names)
+        assert [type(recorder).__name__ for recorder in made] == [
+            "PrivateSpectrumRecorder",
+            "ProjectionErrorRecorder",
+        ]
+
+    @pytest.mark.parametrize(
+        "name, message",
+        [
+            ("private_spektrum", "'private_spektrum'. .*'private_spectrum'"),
+            ("test_projection_error", "Expected a subspace for the recorder"),
+        ],
+    )
+    def test_mistakes(self, tmp_path, name, message):
+        with pytest.raises(ValueError, match=message):
+            self.made(tmp_path, recorders=(name,))
+
+
+def test_as_dict_holds_infinite_numbers_as_json_can():
+    config = changed(l2_norm_clip=float("inf"))
+    assert train_config.as_dict(config)["l2_norm_clip"] == "Infinity"
+    assert train_config.as_dict(changed())["l2_norm_clip"] == 1.0

@@ -1,0 +1,206 @@
+import re
+
+import numpy as np
+import pytest
+
+from launchers import config_objects, experiments, train_config
+from launchers.experiments import trials
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("inputs")
+    images, features = folder / "images.npz", folder / "features.npz"
+    np.savez(images, images=np.zeros((2000, 4, 4, 1), np.uint8))
+    np.savez(features, x_train=np.zeros(1))
+    return experiments.Inputs(public_images=str(images), features=str(features))
+
+
+@pytest.fixture(params=experiments.EXPERIMENTS)
+def experiment(request, inputs):
+    return experiments.EXPERIMENTS[request.param](inputs)
+
+
+def without_seed(trial):
+    fields = train_config.as_dict(trial.config)
+    del fields["seed"]
+    return fields
+
+
+class TestEveryExperiment:
+    def test_goes_by_its_name(self, experiment):
+        build = experiments.EXPERIMENTS[experiment.name]
+        assert build.__doc__.splitlines()[0].endswith(".")
+        assert experiment.title
+        assert experiment.notes
+        assert experiment.figures
+
+    def test_configs_are_valid(self, experiment):
+        for trial in experiment.trials:
+            config_objects.check(trial.config)
+            assert set(trial.config) == set(train_config.default_config())
+
+    def test_names_are_distinct_and_make_folders(self, experiment):
+        names = [trial.name for trial in experiment.trials]
+        assert len(set(names)) == len(names)
+        assert all(re.fullmatch(r"[a-z0-9._]+", name) for name in names)
+
+    def test_a_row_of_the_table_is_one_setting(self, experiment):
+        rows = {}
+        for trial in experiment.trials:
+            rows.setdefault(trial.setting, []).append(trial)
+        settings = []
+        for row in rows.values():
+            seeds = [trial.config.seed for trial in row]
+            assert len(set(seeds)) == len(seeds)
+            assert all(without_seed(t) == without_seed(row[0]) for t in row)
+            assert len({(t.paper, t.paper_epsilon) for t in row}) == 1
+            settings.append(without_seed(row[0]))
+        # Another row, another setting.
+        assert all(
+            first != second
+            for i, first in enumerate(settings)
+            for second in settings[:i]
+        )
+
+    def test_seed_0_of_all_settings_comes_first(self, experiment):
+        seeds = [trial.config.seed for trial in experiment.trials]
+        assert seeds == sorted(seeds)
+
+    def test_methods_are_what_they_are_called(self, experiment):
+        kinds = {
+            "SGD": ("DPSGD", None, None),
+            "DP-SGD": ("DPSGD", None, None),
+            "GP": ("DPSGD", None, None),
+            "PDP-SGD": ("ProjectedDPSGD", "PublicSubspace", None),
+            "RPDP-SGD": ("ProjectedDPSGD", "RandomSubspace", None),
+            "B-GEP": ("GEP", "PublicSubspace", False),
+            "GEP": ("GEP", "PublicSubspace", None),
+            "GEP, random basis": ("GEP", "RandomSubspace", None),
+        }
+        for trial in experiment.trials:
+            config = trial.config
+            kind = (
+                config.optimizer,
+                config.subspace,
+                config.optimizer_kwargs.get("residual"),
+            )
+            assert kind == kinds[trial.method.partition(", σ")[0]]
+
+    def test_shortened_runs_begin_as_late_in_proportion(self, experiment):
+        short = experiment.shortened(0.1)
+        assert short.fraction == 0.1
+        for whole, part in zip(experiment.trials, short.trials):
+            assert part.name == whole.name
+            assert part.config.epochs == max(1, round(whole.config.epochs / 10))
+            assert 1 <= part.config.start_epoch <= part.config.epochs
+            before = (whole.config.start_epoch - 1) / whole.config.epochs
+            shortened = (part.config.start_epoch - 1) / part.config.epochs
+            assert abs(before - shortened) <= 0.5 / part.config.epochs
+        # The experiment itself is as it was.
+        assert experiment.fraction == 1
+
+
+def by_name(name, inputs):
+    built = experiments.EXPERIMENTS[name](inputs)
+    return {trial.name: trial for trial in built.trials}
+
+
+@pytest.mark.parametrize(
+    "name, trial, sigma, rate, start_epoch, paper_epsilon",
+    [
+        ("pdp_mnist", "dp", 18, 0.05, 1, 0.23),
+        ("pdp_mnist", "pdp", 18, 0.1, 1, 0.23),
+        ("pdp_mnist", "pdp", 14, 0.2, 1, 0.30),
+        ("pdp_mnist", "pdp", 10, 0.2, 1, 0.42),
+        ("pdp_mnist", "dp", 8, 0.05, 1, 0.53),
+        ("pdp_mnist", "pdp", 8, 0.1, 15, 0.53),
+        ("pdp_mnist", "dp", 6, 0.1, 1, 0.72),
+        ("pdp_mnist", "pdp", 4, 0.2, 15, 1.09),
+        ("pdp_fashion_mnist", "pdp", 18, 0.01, 15, 0.23),
+        ("pdp_fashion_mnist", "dp", 10, 0.01, 1, 0.42),
+        ("pdp_fashion_mnist", "pdp", 10, 0.02, 15, 0.42),
+        ("pdp_fashion_mnist", "dp", 4, 0.02, 1, 1.09),
+        ("pdp_fashion_mnist", "pdp", 2, 0.05, 15, 2.41),
+    ],
+)
+def test_tables_of_the_pdp_sgd_paper(
+    inputs, name, trial, sigma, rate, start_epoch, paper_epsilon
+):
+    found = by_name(name, inputs)[f"relu_sigma{sigma}_{trial}_seed1"]
+    config = found.config
+    assert config.model_kwargs.activation == "relu"
+    assert (config.noise_multiplier, config.seed) == (sigma, 1)
+    assert (config.learning_rate, config.start_epoch) == (rate, start_epoch)
+    assert found.paper_epsilon == paper_epsilon
+    assert (config.batch_size, config.epochs) == (250, 30)
+
+
+def test_pdp_sgd_is_compared_at_all_noise_of_the_paper(inputs):
+    for name, sigmas in (
+        ("pdp_mnist", {18, 14, 10, 8, 6, 4}),
+        ("pdp_fashion_mnist", {18, 14, 10, 6, 4, 2}),
+    ):
+        found = experiments.EXPERIMENTS[name](inputs).trials
+        assert {trial.config.noise_multiplier for trial in found} == sigmas
+        assert len(found) == len(sigmas) * 3 * 3 * 2
+
+
+@pytest.mark.parametrize(
+    "name, epsilon, method, epochs, paper",
+    [
+        ("gep_mnist", 2, "gp", 50, 0.947),
+        ("gep_mnist", 5, "bgep", 100, 0.945),
+        ("gep_mnist", 8, "gep", 200, 0.984),
+        ("gep_cifar10", 2, "gep", 50, 0.597),
+        ("gep_cifar10", 8, "gp", 200, 0.564),
+    ],
+)
+def test_table_of_the_gep_paper(inputs, name, epsilon, method, epochs, paper):
+    found = by_name(name, inputs)[f"epsilon{epsilon}_{method}_seed0"]
+    assert found.paper == pytest.approx(paper)
+    assert found.config.epsilon == found.paper_epsilon == epsilon
+    assert found.config.noise_multiplier is None
+    assert found.config.epochs == epochs
+
+
+def test_gep_mnist_refreshes_at_every_step_at_epsilon_2_alone(inputs):
+    for trial in experiments.EXPERIMENTS["gep_mnist"](inputs).trials:
+        if trial.method != "GP":
+            every = trial.config.subspace_kwargs.get("update_every", 1)
+            expected = 1 if trial.config.epsilon == 2 else 10
+            assert every == expected == trial.labels["refreshed every"]
+
+
+def test_tuned_methods_share_their_grid(inputs):
+    grids = {}
+    for trial in experiments.EXPERIMENTS["gep_mnist_tuned"](inputs).trials:
+        config = trial.config
+        grids.setdefault(trial.method, set()).add(
+            (config.l2_norm_clip, config.learning_rate)
+        )
+        if trial.method == "GEP":
+            ratio = config.optimizer_kwargs.residual_norm_clip
+            assert ratio == config.l2_norm_clip / 5
+    assert grids["GP"] == grids["GEP"] == grids["B-GEP"]
+    assert len(grids["GP"]) == 9
+
+
+@pytest.mark.parametrize(
+    "name, flag",
+    [("gep_mnist", "public_images"), ("gep_linear_probe", "features")],
+)
+@pytest.mark.parametrize("path, found", [(None, "none"), ("no", "'no', which")])
+def test_missing_files(name, flag, path, found):
+    with pytest.raises(ValueError, match=f"--{flag}=FILE.*got {found}"):
+        experiments.EXPERIMENTS[name](experiments.Inputs(**{flag: path}))
+
+
+def test_a_name_twice():
+    trial = trials.Trial(
+        name="a", labels={}, config=train_config.default_config()
+    )
+    with pytest.raises(ValueError, match=r"distinct names, got \['a'\]"):
+        trials.Experiment(
+            name="x", title="X", trials=(trial, trial), figures={}
+        )

@@ -1,0 +1,227 @@
+import functools
+
+import numpy as np
+import pytest
+from matplotlib import image
+
+from launchers import figures
+from launchers.experiments import plots, results, trials
+from tests.launchers.experiments import finished_trials
+
+
+def results_of(folder, settings, fraction=1.0):
+    """Results of settings: labels, an accuracy, what else trials leave."""
+    made = []
+    for i, setting in enumerate(settings):
+        left = {n: setting[n] for n in ("errors", "spectra") if n in setting}
+        labels = {
+            name: value
+            for name, value in setting.items()
+            if name not in (*left, "accuracy", "paper")
+        }
+        for seed in (0, 1):
+            trial = finished_trials.trial(
+                f"trial{i}_{seed}",
+                seed=seed,
+                sigma=labels.get("σ", 4.0),
+                paper=setting.get("paper"),
+                **labels,
+            )
+            made.append(trial)
+            accuracy = setting["accuracy"] + 0.01 * seed
+            finished_trials.write(folder, trial, accuracy, **left)
+    experiment = trials.Experiment(
+        name="x",
+        title="X on Y",
+        trials=tuple(made),
+        figures={},
+        fraction=fraction,
+    )
+    return results.Results(experiment, folder)
+
+
+def texts(canvas):
+    """All that a figure says."""
+    with figures.style():
+        canvas.draw_without_rendering()
+    return [text.get_text() for text in canvas.findobj(match=_is_text)]
+
+
+def _is_text(artist):
+    return hasattr(artist, "get_text")
+
+
+def heights(container):
+    """The values of points with error bars, which are kept as objects."""
+    return np.asarray(container.lines[0].get_ydata(), float)
+
+
+def saved(canvas, path):
+    """The pixels of a figure."""
+    canvas.savefig(path)
+    return image.imread(path)[..., :3]
+
+
+PDP = [
+    {"units": units, "σ": sigma, "method": method, "accuracy": accuracy}
+    for units in ("tanh", "ReLU")
+    for sigma in (18.0, 4.0)
+    for method, accuracy in (("DP-SGD", 0.7), ("PDP-SGD", 0.8))
+]
+
+
+class TestAccuracyAgainstEpsilon:
+    def test_a_panel_for_each_unit_with_a_line_for_each_method(self, tmp_path):
+        found = results_of(tmp_path, PDP)
+        canvas = plots.accuracy_against_epsilon(found)
+        assert {"tanh units", "ReLU units"} <= set(texts(canvas))
+        (legend,) = canvas.legends
+        assert [t.get_text() for t in legend.get_texts()] == [
+            "DP-SGD",
+            "PDP-SGD",
+        ]
+        panels = canvas.get_axes()
+        assert len(panels) == 2
+        (dp, pdp) = panels[0].containers
+        # Mean of two seeds, and one point for each σ.
+        np.testing.assert_allclose(heights(dp), [0.705, 0.705])
+        np.testing.assert_allclose(heights(pdp), [0.805, 0.805])
+        expected = [row.epsilon("rdp") for row in found.rows[:3:2]]
+        places = np.asarray(dp.lines[0].get_xdata(), float)
+        np.testing.assert_allclose(places, expected, rtol=0.05)
+
+    def test_the_papers_points_are_hollow(self, tmp_path):
+        setting = {"method": "GEP", "accuracy": 0.9, "paper": 0.963}
+        canvas = plots.accuracy_against_epsilon(results_of(tmp_path, [setting]))
+        (points,) = [
+            line
+            for line in canvas.get_axes()[0].lines
+            if line.get_label() == "GEP, paper"
+        ]
+        assert points.get_markerfacecolor() == "none"
+        assert (points.get_xdata(), points.get_ydata()) == ([0.5], [0.963])
+
+    def test_is_drawn_on_white(self, tmp_path):
+        canvas = plots.accuracy_against_epsilon(results_of(tmp_path, PDP))
+        pixels = saved(canvas, tmp_path / "figure.png")
+        np.testing.assert_array_equal(pixels[-1, -1], [1, 1, 1])
+        coloured = pixels.max(-1) - pixels.min(-1) > 0.3
+        assert 0.001 < coloured.mean() < 0.1
+
+    def test_says_what_was_shortened(self, tmp_path):
+        found = results_of(tmp_path, PDP, fraction=0.05)
+        canvas = plots.accuracy_against_epsilon(found)
+        assert any("0.05 of the epochs" in text for text in texts(canvas))
+
+
+def test_accuracy_against_setting(tmp_path):
+    settings = [{"method": "DP-SGD", "k": "", "accuracy": 0.7}]
+    settings += [
+        {"method": "PDP-SGD", "k": k, "accuracy": accuracy}
+        for k, accuracy in ((10, 0.6), (50, 0.8), ("auto", 0.75))
+    ]
+    canvas = plots.accuracy_against_setting(
+        results_of(tmp_path, settings), setting="k"
+    )
+    (axes,) = canvas.get_axes()
+    assert [t.get_text() for t in axes.get_xticklabels()] == [
+        "10",
+        "50",
+        "auto",
+    ]
+    (points,) = axes.containers
+    np.testing.assert_allclose(heights(points), [0.605, 0.805, 0.755])
+    assert {"DP-SGD", "PDP-SGD"} <= set(texts(canvas))
+
+
+class TestTrainingCurves:
+    def test_mean_over_seeds_by_epoch(self, tmp_path):
+        canvas = plots.training_curves(
+            results_of(tmp_path, PDP), panel="σ", labels={"units": "tanh"}
+        )
+        panels = canvas.get_axes()
+        titles = [axes.get_title("left") for axes in panels]
+        assert titles == ["σ = 18.0, tanh units", "σ = 4.0, tanh units"]
+        (dp, _) = panels[0].lines
+        np.testing.assert_array_equal(dp.get_xdata(), [1, 2])
+        np.testing.assert_allclose(dp.get_ydata(), [0.3525, 0.705])
+
+    def test_lines_by_another_label(self, tmp_path):
+        settings = [
+            {"method": "PDP-SGD", "k": k, "accuracy": 0.8} for k in (10, 50)
+        ]
+        settings += [{"method": "DP-SGD", "k": "", "accuracy": 0.7}]
+        canvas = plots.training_curves(
+            results_of(tmp_path, settings), panel=None, line="k"
+        )
+        assert {"k = 10", "k = 50", "DP-SGD"} <= set(texts(canvas))
+
+    def test_none_without_rows(self, tmp_path):
+        found = results_of(tmp_path, PDP[:4])
+        chosen = {"units": "ReLU"}
+        assert plots.training_curves(found, "σ", labels=chosen) is None
+
+
+def test_projection_errors(tmp_path):
+    settings = [
+        {"method": "GP", "accuracy": 0.9},
+        {"method": "GEP", "accuracy": 0.9, "errors": (0.3, 0.2)},
+        {"method": "GEP, random basis", "accuracy": 0.8, "errors": (0.9, 0.9)},
+    ]
+    found = results_of(tmp_path, settings)
+    (axes,) = plots.projection_errors(found).get_axes()
+    assert [line.get_label() for line in axes.lines] == [
+        "GEP",
+        "GEP, random basis",
+    ]
+    np.testing.assert_allclose(axes.lines[0].get_ydata(), [0.3, 0.2])
+
+
+def test_projection_errors_before_any_is_there(tmp_path):
+    found = results_of(tmp_path, [{"method": "GP", "accuracy": 0.9}])
+    assert plots.projection_errors(found) is None
+
+
+def test_spectra_say_that_they_are_an_analysis_of_private_data(tmp_path):
+    settings = [
+        {
+            "method": method,
+            "accuracy": 0.9,
+            "spectra": ([4.0, 2.0, 1.0], [8.0, 2.0, 0.5]),
+        }
+        for method in ("SGD", "DP-SGD, σ = 1")
+    ]
+    canvas = plots.spectra(results_of(tmp_path, settings))
+    axes = canvas.get_axes()[1]
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+    np.testing.assert_allclose(axes.lines[1].get_ydata(), [8.0, 2.0, 0.5])
+    said = texts(canvas)
+    assert {"epoch 1", "epoch 2"} <= set(said)
+    assert any("analysis of private data" in text for text in said)
+
+
+def test_grid_of_settings(tmp_path):
+    settings = [
+        {"method": m, "clip": c, "learning rate": r, "k": k, "accuracy": 0.9}
+        for c in (5.0, 1.0)
+        for r in (0.5, 0.1)
+        for m, k in (("GP", ""), ("GEP", 250), ("GEP", 50))
+    ]
+    canvas = plots.grid_of_settings(results_of(tmp_path, settings))
+    first, second = canvas.get_axes()
+    assert first.get_title("left") == "learning rate = 0.1"
+    assert second.get_title("left") == "learning rate = 0.5"
+    assert [t.get_text() for t in first.get_xticklabels()] == ["1", "5"]
+    assert {"GP", "GEP, k = 50", "GEP, k = 250"} <= set(texts(canvas))
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        plots.accuracy_against_epsilon,
+        functools.partial(plots.training_curves, panel="σ"),
+    ],
+)
+def test_one_trial_is_enough_to_draw(tmp_path, draw):
+    canvas = draw(results_of(tmp_path, PDP[:1]))
+    saved(canvas, tmp_path / "figure.png")

@@ -1,0 +1,91 @@
+import json
+import multiprocessing
+import os
+import signal
+
+import pytest
+
+from launchers import train_config
+from launchers.experiments import results, runner, trials
+
+pytestmark = pytest.mark.slow
+
+
+def digits_trial(name, **changes):
+    config = train_config.default_config()
+    config.model_kwargs = {"hidden": (16,)}
+    config.noise_multiplier = 4.0
+    config.batch_size = 256
+    config.epochs = 2
+    for field, value in changes.items():
+        config[field] = value
+    return trials.Trial(name=name, labels={"method": "DP-SGD"}, config=config)
+
+
+def run(some, folder, jobs=1):
+    """What becomes of trials, by their names."""
+    with runner.Runner(some, folder, jobs) as running:
+        return {e.trial.name: e for e in running if e is not None}
+
+
+def test_a_process_runs_many_and_a_failure_loses_no_other(tmp_path, capfd):
+    some = [
+        digits_trial("good"),
+        digits_trial("wrong", l2_norm_clip=-1.0),
+        digits_trial("later", seed=1),
+    ]
+    ended = run(some, tmp_path)
+    assert list(ended) == ["good", "wrong", "later"]
+    assert ended["good"].error is None and ended["later"].error is None
+    assert ended["wrong"].error.startswith("ValueError: Expected l2_norm_clip")
+    for name in ("good", "later"):
+        folder = tmp_path / "trials" / name
+        result = json.loads((folder / "result.json").read_text("utf-8"))
+        assert result["epochs"] == 2
+        assert not (folder / "model.keras").exists()
+        log = (tmp_path / "logs" / f"{name}.log").read_text("utf-8")
+        assert "test accuracy" in log
+    assert not results.is_finished(tmp_path / "trials" / "wrong")
+    log = (tmp_path / "logs" / "wrong.log").read_text("utf-8")
+    assert "Traceback" in log
+    # What trials write goes to their logs alone.
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_process_that_dies_loses_its_trial_alone(tmp_path):
+    some = [digits_trial("long", epochs=10_000), digits_trial("short")]
+    ended = {}
+    with runner.Runner(some, tmp_path, 1) as running:
+        for event in running:
+            if event is not None:
+                ended[event.trial.name] = event.error
+            elif "long" in running.running:
+                if results.epochs_done(tmp_path / "trials" / "long"):
+                    (process,) = multiprocessing.active_children()
+                    os.kill(process.pid, signal.SIGKILL)
+    assert ended == {
+        "long": "its process died with exit code -9",
+        "short": None,
+    }
+
+
+def test_leaving_early_stops_what_runs_and_it_can_go_on(tmp_path):
+    some = [digits_trial("a", epochs=20), digits_trial("b", epochs=20)]
+    folders = [tmp_path / "trials" / trial.name for trial in some]
+    with runner.Runner(some, tmp_path, 2) as running:
+        for _ in running:
+            if all(results.epochs_done(folder) for folder in folders):
+                break
+    assert multiprocessing.active_children() == []
+    done = [results.epochs_done(folder) for folder in folders]
+    assert all(0 < epochs < 20 for epochs in done)
+    log = (tmp_path / "logs" / "a.log").read_text("utf-8")
+    assert "--resume goes on" in log
+
+    ended = run(some, tmp_path, jobs=2)
+    assert [e.error for e in ended.values()] == [None, None]
+    for folder, epochs in zip(folders, done):
+        result = json.loads((folder / "result.json").read_text("utf-8"))
+        assert result["epochs"] == 20
+        # 6 steps an epoch; those after the last checkpoint were lost.
+        assert 120 <= result["steps"] <= 120 + 2 * 6
