@@ -92,7 +92,10 @@ parity: environment $(ORACLE)/installed
 	$(RUN) -m tests.parity.compare --oracle $(ORACLE)/bin/python
 
 benchmark: environment
-	$(RUN) benchmarks/step_time.py
+	$(RUN) -m benchmarks.step_time
+	$(RUN) -m benchmarks.subspace_step --measurement=pdp
+	$(RUN) -m benchmarks.subspace_step --measurement=gep
+	$(RUN) -m benchmarks.subspace_step --measurement=resnet20 --repeats=2
 
 clean:
 	rm -rf out build dist *.egg-info .hypothesis .pytest_cache .ruff_cache

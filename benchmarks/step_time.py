@@ -4,31 +4,21 @@ One process, one model after another; plain and private steps alternate in
 blocks, so that a ratio is taken from one run. Prints a table, or JSON.
 """
 
-import functools
 import json
 import statistics
-import time
 
 import keras
 import numpy as np
-import tensorflow as tf
 from absl import app, flags
 
 import tf_dpsub
+from benchmarks.steps import cnn, measure_steps, step
 
 _MODELS = flags.DEFINE_list(
     "models", ["cnn", "resnet20", "bert"], "Which of them to measure."
 )
 _BLOCKS = flags.DEFINE_integer("blocks", 7, "Blocks of steps of each kind.")
 _JSON = flags.DEFINE_bool("json", False, "Prints JSON.")
-
-
-def cnn():
-    """The 26,010-parameter network of the PDP-SGD paper, batch 250."""
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(250, 28, 28, 1)).astype("float32")
-    y = rng.integers(0, 10, 250)
-    return tf_dpsub.models.mnist_cnn(), x, y, 20
 
 
 def resnet20():
@@ -66,56 +56,13 @@ def bert():
     return model, x, rng.integers(0, 2, 32), 1
 
 
-def _step(model, x, y, optimizer, batch):
-    """A function that makes one training step, on one batch in memory."""
-    model.compile(
-        optimizer,
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"],
-    )
-    private = isinstance(model, tf_dpsub.PrivateModel)
-    dataset = tf.data.Dataset.from_tensors((x, y)).repeat()
-    if private:
-        batches = tf_dpsub.data.PoissonBatches(x, y, batch_size=batch)
-        # As large as every batch here: sampling is not what is measured.
-        model._prepare_training(model._distributed(batches).element_spec)
-        dataset = model._dataset_of_batches(dataset)
-        model.current_run = _Endless()
-        model._charge = lambda steps: None
-    else:
-        model.optimizer.build(model.trainable_variables)
-    model.make_train_function()
-    iterator = iter(dataset)
-    return functools.partial(model.train_function, iterator)
-
-
-class _Endless:
-    left = None
-
-
-def _measure(steps, count, blocks):
-    """Seconds a step of each kind: blocks alternate."""
-    for step in steps.values():
-        for _ in range(3):
-            step()
-    times = {name: [] for name in steps}
-    for _ in range(blocks):
-        for name, step in steps.items():
-            start = time.perf_counter()
-            for _ in range(count):
-                logs = step()
-            float(logs["loss"])
-            times[name].append((time.perf_counter() - start) / count)
-    return times
-
-
 def measure(build, blocks):
     """Median times of plain and private steps, and of the noise alone."""
     model, x, y, count = build()
     batch = len(y)
 
     def private(noise_multiplier, **kwargs):
-        return _step(
+        return step(
             tf_dpsub.make_private(keras.models.clone_model(model)),
             x,
             y,
@@ -130,11 +77,11 @@ def measure(build, blocks):
         )
 
     steps = {
-        "plain": _step(model, x, y, keras.optimizers.SGD(0.01), batch),
+        "plain": step(model, x, y, keras.optimizers.SGD(0.01), batch),
         "private": private(1.0),
         "without noise": private(0.0),
     }
-    times = _measure(steps, count, blocks)
+    times = measure_steps(steps, count, blocks)
     medians = {name: statistics.median(t) for name, t in times.items()}
     # Ratios of neighbours in time: other load on the machine cancels.
     ratio = statistics.median(

@@ -1,0 +1,61 @@
+"""Training steps that can be timed side by side."""
+
+import functools
+import time
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tf_dpsub
+
+
+def cnn():
+    """The 26,010-parameter network of the PDP-SGD paper, batch 250."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(250, 28, 28, 1)).astype("float32")
+    y = rng.integers(0, 10, 250)
+    return tf_dpsub.models.mnist_cnn(), x, y, 20
+
+
+def step(model, x, y, optimizer, batch):
+    """A function that makes one training step, on one batch in memory."""
+    model.compile(
+        optimizer,
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    private = isinstance(model, tf_dpsub.PrivateModel)
+    dataset = tf.data.Dataset.from_tensors((x, y)).repeat()
+    if private:
+        batches = tf_dpsub.data.PoissonBatches(x, y, batch_size=batch)
+        # As large as every batch here: sampling is not what is measured.
+        model._prepare_training(model._distributed(batches).element_spec)
+        dataset = model._dataset_of_batches(dataset)
+        model.current_run = _Endless()
+        model._charge = lambda steps: None
+    else:
+        model.optimizer.build(model.trainable_variables)
+    model.make_train_function()
+    iterator = iter(dataset)
+    return functools.partial(model.train_function, iterator)
+
+
+class _Endless:
+    left = None
+
+
+def measure_steps(steps, count, blocks):
+    """Seconds a step of each kind: blocks alternate."""
+    for run in steps.values():
+        for _ in range(3):
+            run()
+    times = {name: [] for name in steps}
+    for _ in range(blocks):
+        for name, run in steps.items():
+            start = time.perf_counter()
+            for _ in range(count):
+                logs = run()
+            float(logs["loss"])
+            times[name].append((time.perf_counter() - start) / count)
+    return times

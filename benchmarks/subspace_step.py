@@ -1,0 +1,222 @@
+"""Time and memory of steps in a subspace: PDP-SGD and GEP.
+
+Three measurements, one a call, in one process each:
+
+- `pdp`: a step of PDP-SGD (k = 50, m = 100, refreshed at every step) against
+  one of DP-SGD, on the network of the PDP-SGD paper, batch 250.
+- `gep`: the parts of a step of GEP (k = 500, m = 2000, batch 1000) on the
+  same network, against the floating-point operations that they need.
+- `resnet20`: peak memory of steps of GEP (k = 1000, m = 2000, batch 1000) on
+  ResNet-20 in five groups.
+"""
+
+import functools
+import json
+import resource
+import statistics
+import time
+
+import keras
+import numpy as np
+import tensorflow as tf
+from absl import app, flags
+
+import tf_dpsub
+from benchmarks import steps as timed
+from tf_dpsub.subspaces import eigenspaces
+
+_MEASUREMENT = flags.DEFINE_enum(
+    "measurement", "pdp", ["pdp", "gep", "resnet20"], "What to measure."
+)
+_REPEATS = flags.DEFINE_integer("repeats", 7, "Blocks, or calls, of each kind.")
+
+_RESNET_GROUPS = 5
+
+
+def pdp(blocks):
+    """Step times of DP-SGD and PDP-SGD, and their ratio."""
+    model, x, y, count = timed.cnn()
+    rng = np.random.default_rng(1)
+    x_public = rng.normal(size=(100, 28, 28, 1)).astype("float32")
+    subspace = tf_dpsub.subspaces.PublicSubspace(
+        x_public, rng.integers(0, 10, 100), rank=50, method="gram"
+    )
+    optimizers = {
+        "DP-SGD": tf_dpsub.optimizers.DPSGD,
+        "PDP-SGD": functools.partial(
+            tf_dpsub.optimizers.ProjectedDPSGD, subspace=subspace
+        ),
+    }
+    steps = {
+        name: timed.step(
+            tf_dpsub.make_private(keras.models.clone_model(model)),
+            x,
+            y,
+            make(
+                keras.optimizers.SGD(0.01),
+                l2_norm_clip=1.0,
+                noise_multiplier=1.0,
+                batch_size=len(y),
+            ),
+            len(y),
+        )
+        for name, make in optimizers.items()
+    }
+    times = timed.measure_steps(steps, count, blocks)
+    ratios = [b / a for a, b in zip(times["DP-SGD"], times["PDP-SGD"])]
+    return {
+        "ms": {k: 1e3 * statistics.median(t) for k, t in times.items()},
+        "ratio": statistics.median(ratios),
+    }
+
+
+def _gep_model(plain, x, y, x_public, rank, groups):
+    model = tf_dpsub.make_private(plain)
+    model.compile(
+        tf_dpsub.optimizers.GEP(
+            keras.optimizers.SGD(0.01, momentum=0.9),
+            subspace=tf_dpsub.subspaces.PublicSubspace(
+                x_public, rank=rank, groups=groups
+            ),
+            l2_norm_clip=10.0,
+            residual_norm_clip=2.0,
+            noise_multiplier=1.0,
+            batch_size=len(y),
+        ),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    return model
+
+
+def gep(repeats):
+    """Milliseconds and GFLOP of the parts of a GEP step."""
+    rng = np.random.default_rng(0)
+    m, batch = 2000, 1000
+    x = rng.normal(size=(batch, 28, 28, 1)).astype("float32")
+    y = rng.integers(0, 10, batch)
+    x_public = rng.normal(size=(m, 28, 28, 1)).astype("float32")
+    model = _gep_model(
+        tf_dpsub.models.mnist_cnn(), x, y, x_public, 500, "layers"
+    )
+    model.train_on_batch(x, y)
+    subspace, step = model.optimizer.subspace, model.training_step
+    public = subspace._gradients
+    key = tf.constant([0, 0], tf.int64)
+    bases = [[tf.identity(b) for b in blocks] for blocks in subspace._blocks]
+    size = model._microbatch_size
+    parts = [
+        {"x": tf.constant(x[i : i + size]), "y": tf.constant(y[i : i + size])}
+        | {"real": tf.ones([len(y[i : i + size])])}
+        for i in range(0, batch, size)
+    ]
+
+    def anchors():
+        return public.fold(
+            public.draw(key),
+            lambda i, rows, total: (
+                total + tf.add_n([tf.reduce_sum(r) for r in rows._blocks])
+            ),
+            0.0,
+        )
+
+    def moments():
+        return eigenspaces.SecondMoments(
+            public, public.draw(key), subspace.groups
+        )
+
+    def products():
+        return [tf.reduce_sum(b[0]) for b in moments().times(bases)]
+
+    def power():
+        return eigenspaces.power(moments(), bases, 1)[1]
+
+    def private(function):
+        return lambda: [
+            function(step.per_example_gradients(part)[0]) for part in parts
+        ]
+
+    def norms(gradients):
+        return gradients.sq_norms()
+
+    def embedding(gradients):
+        return [gradients.sq_norms(), subspace.project(gradients)]
+
+    def sums(gradients):
+        ones = tf.ones([gradients.batch_size])
+        return model.optimizer.clipped_sums(gradients, ones)
+
+    def released():
+        shapes = model.optimizer.sum_shapes()
+        zeros = [tf.zeros(s, tf.float64) for s in shapes]
+        return model.optimizer.released_sums(zeros)
+
+    ms = {
+        function.__name__: _milliseconds(function, repeats)
+        for function in (anchors, products, power, released)
+    }
+    for function in (norms, embedding, sums):
+        ms[function.__name__] = _milliseconds(private(function), repeats)
+    cells = sum(g.size * k for g, k in zip(subspace.groups, subspace.ranks))
+    squares = sum(
+        g.size * k * k for g, k in zip(subspace.groups, subspace.ranks)
+    )
+    weights = model.count_params()
+    table = {
+        "anchor gradients": (ms["anchors"], None),
+        "power iteration: G^T (G V)": (
+            ms["products"] - ms["anchors"],
+            4 * m * cells,
+        ),
+        "power iteration: orthonormal": (ms["power"] - ms["products"], None),
+        "private gradients": (ms["norms"], None),
+        "embedding": (ms["embedding"] - ms["norms"], 2 * batch * cells),
+        "residual": (
+            ms["sums"] - ms["embedding"] + ms["released"],
+            2 * batch * weights + 2 * cells,
+        ),
+    }
+    return {
+        name: {"ms": t, "GFLOP": None if f is None else f / 1e9}
+        for name, (t, f) in table.items()
+    } | {"GFLOP of one pass of Cholesky QR": 4 * squares / 1e9}
+
+
+def _milliseconds(function, repeats):
+    compiled = tf.function(function, autograph=False)
+    compiled()
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        tf.nest.map_structure(lambda t: t.numpy(), compiled())
+        times.append(1e3 * (time.perf_counter() - start))
+    return statistics.median(times)
+
+
+def resnet20(steps):
+    """Peak memory of a few steps, in GiB, and their time."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(1000, 32, 32, 3)).astype("float32")
+    y = rng.integers(0, 10, 1000)
+    x_public = rng.normal(size=(2000, 32, 32, 3)).astype("float32")
+    model = _gep_model(
+        tf_dpsub.models.resnet20_gn(), x, y, x_public, 1000, _RESNET_GROUPS
+    )
+    model.train_on_batch(x, y)
+    start = time.perf_counter()
+    for _ in range(steps):
+        model.train_on_batch(x, y)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    return {
+        "peak GiB": peak,
+        "seconds a step": (time.perf_counter() - start) / steps,
+    }
+
+
+def main(_):
+    measure = {"pdp": pdp, "gep": gep, "resnet20": resnet20}
+    result = measure[_MEASUREMENT.value](_REPEATS.value)
+    print(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    app.run(main)
