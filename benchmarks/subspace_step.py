@@ -31,6 +31,7 @@ _MEASUREMENT = flags.DEFINE_enum(
 _REPEATS = flags.DEFINE_integer("repeats", 7, "Blocks, or calls, of each kind.")
 
 _RESNET_GROUPS = 5
+_STEPS_BEFORE = 5
 
 
 def pdp(blocks):
@@ -98,7 +99,9 @@ def gep(repeats):
     model = _gep_model(
         tf_dpsub.models.mnist_cnn(), x, y, x_public, 500, "layers"
     )
-    model.train_on_batch(x, y)
+    # From then on the basis starts close to what it becomes.
+    for _ in range(_STEPS_BEFORE):
+        model.train_on_batch(x, y)
     subspace, step = model.optimizer.subspace, model.training_step
     public = subspace._gradients
     key = tf.constant([0, 0], tf.int64)

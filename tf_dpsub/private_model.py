@@ -11,7 +11,9 @@ from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
 
 from tf_dpsub import accounting, model_checks, private_step
 from tf_dpsub.callbacks import private_selection
-from tf_dpsub.data import given_batches, overlap, poisson_batches
+from tf_dpsub.data import given_batches, poisson_batches
+from tf_dpsub.data.overlap import count_common
+from tf_dpsub.optimizers import clipping
 from tf_dpsub.optimizers.private_optimizer import PrivateOptimizer
 
 # Examples at a time: on a CPU, larger microbatches leave the caches.
@@ -32,6 +34,7 @@ class Run:
         left: int, steps left in the epoch, or None.
         epochs_to_charge: int, epochs begun that are not in the ledger yet.
         started: bool, whether an epoch has begun.
+        inputs: structure of arrays, all private inputs; None if not known.
     """
 
     entry: accounting.LedgerEntry
@@ -41,6 +44,7 @@ class Run:
     left: int | None = None
     epochs_to_charge: int = 0
     started: bool = False
+    inputs: object = None
 
     @property
     def epochs(self):
@@ -329,12 +333,13 @@ class PrivateModel(keras.Model):
             steps_per_epoch = steps_per_epoch or poisson.steps_per_epoch
             known_steps = steps_per_epoch
             dataset = self._distributed(poisson)
-        notes = self._notes_on_overlap(x if poisson is None else poisson.inputs)
+        inputs = None if poisson is None else poisson.inputs
+        overlap = self._stated_overlap(inputs)
         self._prepare_training(given_batches.element_spec(dataset))
         self.current_run = Run(
             entry=self._ledger_entry(
                 poisson,
-                notes,
+                **overlap,
                 each_example_once_per_epoch=each_example_once_per_epoch,
                 private_selection=allow_private_selection
                 and bool(
@@ -346,6 +351,7 @@ class PrivateModel(keras.Model):
             steps_per_epoch=known_steps,
             last_epoch=epochs,
             first_epoch=initial_epoch,
+            inputs=inputs,
         )
         self.optimizer.begin_run(self.current_run.steps)
         try:
@@ -390,16 +396,18 @@ class PrivateModel(keras.Model):
                 y, class_weight
             )
         data = self.preprocessed((x, y, sample_weight))
-        notes = self._notes_on_overlap(data[0])
+        overlap = self._stated_overlap(data[0])
         batch = given_batches.padded(
-            given_batches.named(*data), self._microbatch_size
+            given_batches.named(*data),
+            self._microbatch_size,
+            most=self._largest_batch,
         )
         self._prepare_training(
             tree.map_structure(tf.type_spec_from_value, batch)
         )
         self.make_train_function()
         self.reset_metrics()
-        self.current_run = Run(self._ledger_entry(None, notes), 1, 1)
+        self.current_run = Run(self._ledger_entry(None, **overlap), 1, 1)
         self.current_run.begin_epoch(0)
         self.optimizer.begin_run(None)
         try:
@@ -457,38 +465,40 @@ class PrivateModel(keras.Model):
         done = keras.utils.unpack_x_y_sample_weight(preprocess(*parts))
         return done[: len(data)]
 
-    def _notes_on_overlap(self, x):
+    def _stated_overlap(self, x):
         """Compares private inputs with the optimizer's public ones.
 
         Args:
-            x: private inputs, as the model takes them; anything else cannot be
-                compared.
+            x: private inputs, as the model takes them; None where they cannot
+                be compared.
 
         Returns:
-            Tuple of string, what the statement has to say.
+            dict of fields of the ledger's entry.
         """
         public = self.optimizer.public_inputs
         if public is None:
-            return ()
-        if x is None or isinstance(x, tf.data.Dataset):
-            return (
-                "that no public example is private: they were not compared",
-            )
+            return {}
+        if x is None:
+            return {"notes": ("that no public example is private, unchecked",)}
         public = self.preprocessed((public,))[0]
-        common = overlap.count_common(public, x)
-        if common == 0:
-            return ()
+        if not count_common(public, x):
+            return {
+                "notes": (
+                    "that no public example nearly equals a private one (none "
+                    "equals one)",
+                )
+            }
         if not self.optimizer.allow_private:
             raise ValueError(
-                f"Expected public examples that are not private, got {common} "
-                "private examples among them: the guarantee would not cover "
+                "Expected public examples that are not private, got some of "
+                "the private ones among them: the guarantee would not cover "
                 "them. Take them out of either, or state it by "
                 "`allow_private=True`."
             )
-        return (
-            f"{common} private examples that are among the public ones, which "
-            "the guarantee does not cover",
-        )
+        # Not how many: their number is private, and differs by batch.
+        return {
+            "uncovered": ("the private examples among the public ones",),
+        }
 
     def _poisson_batches(self, x, y, sample_weight):
         """Poisson batches of arrays; None for a dataset of given batches."""
@@ -556,6 +566,7 @@ class PrivateModel(keras.Model):
                     )
                 ),
                 multiple,
+                most=self._largest_batch,
             )
         )
 
@@ -567,6 +578,16 @@ class PrivateModel(keras.Model):
         on_gpu = bool(tf.config.list_logical_devices("GPU"))
         largest = _GPU_MICROBATCH if on_gpu else _CPU_MICROBATCH
         return max(2, min(largest, self.optimizer.batch_size))
+
+    @property
+    def _largest_batch(self):
+        """Rows of a batch of the user's beyond which rounding is not bounded.
+
+        What clipping keeps for it follows the batch size of the optimizer.
+        """
+        return clipping.largest_batch(
+            self.optimizer.batch_size, self._microbatch_size
+        )
 
     # Accounting.
 

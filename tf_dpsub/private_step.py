@@ -69,7 +69,11 @@ class PrivateStep:
             name=model.model.name,
         )
         # XLA cannot compile a loop or map over examples around a model's loop.
-        self.is_compiled = model.jit_compile and self.implementation == "graph"
+        self.is_compiled = (
+            model.jit_compile
+            and self.implementation == "graph"
+            and self.optimizer.is_compilable
+        )
         self._function = tf.function(
             self._sums, autograph=False, jit_compile=self.is_compiled
         )

@@ -107,10 +107,10 @@ def _against_epsilon(name, title, base, rates):
 
 def rank(inputs):
     """Accuracy against the rank k on MNIST at σ = 18, k by itself included."""
-    ranks = (10, 20, 30, 50, "auto")
+    ranks = (10, 20, 30, 50, 80, "auto")
 
     def change(config, k):
-        own = {"rank": k} | ({"max_rank": 100} if k == "auto" else {})
+        own = {"rank": k} | ({"max_rank": 80} if k == "auto" else {})
         config.subspace_kwargs = config.subspace_kwargs.to_dict() | own
 
     return _against_setting(

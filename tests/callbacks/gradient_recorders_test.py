@@ -77,7 +77,7 @@ class TestProjectionErrorRecorder:
         model = compiled(plain, subspaces.FixedSubspace(basis, public=True))
         file = tmp_path / "error.csv"
         for first in (0, 1):
-            recorder = callbacks.ProjectionErrorRecorder(*data(), file)
+            recorder = callbacks.ProjectionErrorRecorder(*data(seed=1), file)
             model.fit(
                 *data(),
                 epochs=3,
@@ -119,9 +119,33 @@ class TestSpectrumRecorder:
         self, plain, tmp_path
     ):
         model = compiled(plain)
-        recorder = callbacks.SpectrumRecorder(*data(), tmp_path / "s.npz")
+        recorder = callbacks.SpectrumRecorder(*data(seed=1), tmp_path / "s.npz")
         model.fit(*data(), verbose=0, callbacks=[recorder])
         assert "spectra" not in model.privacy_statement(1e-5)
+
+    def test_refuses_private_examples(self, plain, tmp_path):
+        recorder = callbacks.SpectrumRecorder(*data(), tmp_path / "s.npz")
+        with pytest.raises(ValueError, match="Expected public examples"):
+            compiled(plain).fit(*data(), verbose=0, callbacks=[recorder])
+
+    @pytest.mark.parametrize("examples", [250, 251, 500])
+    def test_examples_are_worked_through_in_chunks(
+        self, plain, tmp_path, examples
+    ):
+        x, y = data(examples, seed=1)
+        file = tmp_path / "spectrum.npz"
+        recorder = callbacks.SpectrumRecorder(x, y, file, eigenvalues=2)
+        compiled(plain).fit(*data(), verbose=0, callbacks=[recorder])
+        found = gradients(plain, x, y)
+        expected = np.linalg.svd(found, compute_uv=False)[:2] ** 2 / examples
+        with np.load(file) as written:
+            np.testing.assert_allclose(
+                written["eigenvalues"][0], expected, rtol=1e-4
+            )
+
+    def test_needs_two_examples(self, tmp_path):
+        with pytest.raises(ValueError, match="two examples"):
+            callbacks.SpectrumRecorder(*data(1), tmp_path / "s.npz")
 
     def test_of_private_gradients_says_so(self, plain, tmp_path):
         model = compiled(plain)
@@ -130,4 +154,7 @@ class TestSpectrumRecorder:
         )
         model.fit(*data(), verbose=0, callbacks=[recorder])
         statement = " ".join(model.privacy_statement(1e-5).split())
-        assert "spectra of private gradients in private.npz" in statement
+        assert (
+            "not cover the spectra of private gradients in private.npz"
+            in statement
+        )

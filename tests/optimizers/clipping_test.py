@@ -42,3 +42,13 @@ def test_row_of_norm_zero_is_kept_finite():
 def test_infinite_clip_changes_nothing():
     factors = clip_factors(BOUNDS, math.inf).numpy()
     np.testing.assert_array_equal(factors, np.ones_like(BOUNDS))
+
+
+@pytest.mark.parametrize(
+    "batch_size, rows", [(1, 128), (64, 128), (1024, 1216)]
+)
+def test_margin_grows_with_the_rows_summed_in_float32(batch_size, rows):
+    factors = clip_factors(BOUNDS, 1.0, batch_size).numpy()
+    clipped = np.sqrt(BOUNDS, dtype="float64") > 1.0
+    expected = (1 - rows / 128 * 2.0**-10) / np.sqrt(BOUNDS[clipped])
+    np.testing.assert_allclose(factors[clipped], expected, rtol=1e-6)

@@ -42,6 +42,7 @@ _PLAIN = {
     "steps": operator.index,
     "epochs": operator.index,
     "notes": tuple,
+    "uncovered": tuple,
 }
 
 
@@ -88,6 +89,8 @@ class LedgerEntry:
         epochs: int, number of epochs begun. Defaults to 0.
         notes: tuple of str, what else is taken to be public, as nouns for the
             statement. Defaults to `()`.
+        uncovered: tuple of str, what the guarantee does not cover, as nouns
+            for a warning in the statement. Defaults to `()`.
 
     Raises:
         ValueError: If a field is out of its range.
@@ -106,6 +109,7 @@ class LedgerEntry:
     steps: int = 0
     epochs: int = 0
     notes: tuple[str, ...] = ()
+    uncovered: tuple[str, ...] = ()
 
     def __post_init__(self):
         if not self.mechanism or not isinstance(self.mechanism, str):
@@ -645,12 +649,15 @@ def _decode_segment(fields):
     name = fields.pop("name")
     if not isinstance(name, str) or not name:
         raise ValueError(f"an entry's name is {name!r}")
+    # Earlier ledgers have no steps of these kinds.
+    fields = {"private_state": False, "uncovered": (), **fields}
     missing = sorted(_PLAIN.keys() - fields.keys())
     if missing:
         raise ValueError(f"an entry lacks {missing}")
     if fields["l2_norm_clip"] == "inf":
         fields["l2_norm_clip"] = math.inf
-    fields["notes"] = tuple(fields["notes"])
+    for field in ("notes", "uncovered"):
+        fields[field] = tuple(fields[field])
     entry = LedgerEntry(**fields)
     return _Segment(
         name=name,

@@ -167,6 +167,9 @@ def _warnings(entries, delta):
             "WARNING: a callback was allowed to steer the run by private "
             "results. ε does not cover that selection."
         )
+    uncovered = dict.fromkeys(u for entry in entries for u in entry.uncovered)
+    if uncovered:
+        yield f"WARNING: ε does not cover {'; nor '.join(uncovered)}."
 
 
 def _table(ledger, delta):

@@ -11,6 +11,8 @@ import numpy as np
 import tensorflow as tf
 from keras import tree
 
+from tf_dpsub.data import overlap
+
 # Examples whose gradients are computed at a time, and columns of them that are
 # multiplied at a time in float64.
 _CHUNK = 250
@@ -26,10 +28,20 @@ class _GradientRecorder(keras.callbacks.Callback):
         path: string or path-like, the file to write, which is continued.
         epochs: collection of int, the epochs after which it is done, the first
             of which is 1. Defaults to `None`, all.
+
+    Raises:
+        ValueError: in `fit`, if the model is not private, or if examples are.
     """
+
+    _reads_private_gradients = False
 
     def __init__(self, x, y, path, *, epochs=None):
         super().__init__()
+        if len(tree.flatten(x)[0]) < 2:
+            raise ValueError(
+                "Expected two examples at least, got "
+                f"{len(tree.flatten(x)[0])}."
+            )
         self._data = {"x": x, "y": y}
         self._path = pathlib.Path(path)
         self._epochs = None if epochs is None else frozenset(epochs)
@@ -40,6 +52,14 @@ class _GradientRecorder(keras.callbacks.Callback):
                 f"Expected a private model for {type(self).__name__}, got "
                 f"'{self.model.name}'. Wrap it: `tf_dpsub.make_private(model)`."
             )
+        private = self.model.current_run.inputs
+        if private is not None and not self._reads_private_gradients:
+            if overlap.count_common(self._data["x"], private):
+                raise ValueError(
+                    f"Expected public examples for {type(self).__name__}, got "
+                    "private ones among them: what it writes is not covered by "
+                    "any epsilon. PrivateSpectrumRecorder says so."
+                )
 
     def on_epoch_end(self, epoch, logs=None):
         if self._epochs is None or epoch + 1 in self._epochs:
@@ -54,14 +74,13 @@ class _GradientRecorder(keras.callbacks.Callback):
             gradients, _ = step.per_example_gradients(batch)
             return function(gradients)
 
-        examples = len(tree.flatten(self._data["x"])[0])
-        for first in range(0, examples, _CHUNK):
+        indices = np.arange(len(tree.flatten(self._data["x"])[0]))
+        for some in np.array_split(indices, -(-len(indices) // _CHUNK)):
             part = tree.map_structure(
-                lambda a: tf.convert_to_tensor(a[first : first + _CHUNK]),
+                lambda a: tf.convert_to_tensor(a[some[0] : some[-1] + 1]),
                 self._data,
             )
-            rows = min(_CHUNK, examples - first)
-            yield of(part | {"real": tf.ones([rows])})
+            yield of(part | {"real": tf.ones([len(some)])})
 
     def _replace(self, content):
         """Writes the file as a whole: an interruption leaves the old one."""
@@ -78,8 +97,8 @@ class ProjectionErrorRecorder(_GradientRecorder):
     squared norms) of the gradients that lies outside of the subspace which the
     last step used. The examples must not be those that span it.
 
-    Formal guarantees: nothing private is read, if the examples are public. Of
-    private ones the error is a private result, which no epsilon covers.
+    Formal guarantees: nothing private is read. Examples that are found in the
+    private set raise.
 
     Args: as above.
 
@@ -149,8 +168,8 @@ class SpectrumRecorder(_GradientRecorder):
     `[recorded, eigenvalues]`: the largest ones of
     `(sum of g_i g_i^T) / m`, largest first.
 
-    Formal guarantees: nothing private is read, if the examples are public: use
-    `PrivateSpectrumRecorder` for others.
+    Formal guarantees: nothing private is read. Examples that are found in the
+    private set raise: `PrivateSpectrumRecorder` is for these.
 
     Args: as above.
         eigenvalues: int, how many to write. Defaults to `500`.
@@ -202,14 +221,15 @@ class PrivateSpectrumRecorder(SpectrumRecorder):
     says so.
     """
 
+    _reads_private_gradients = True
+
     def on_train_begin(self, logs=None):
         super().on_train_begin(logs)
         run = self.model.current_run
         run.entry = dataclasses.replace(
             run.entry,
-            notes=(
-                *run.entry.notes,
-                f"spectra of private gradients in {self._path.name}, which no "
-                "ε covers",
+            uncovered=(
+                *run.entry.uncovered,
+                f"the spectra of private gradients in {self._path.name}",
             ),
         )

@@ -9,14 +9,32 @@ def named(x, y=None, sample_weight=None):
     return {name: part for name, part in parts.items() if part is not None}
 
 
-def padded(batch, multiple):
-    """Adds `real`, and rows of zeros up to a multiple of a microbatch."""
+def padded(batch, multiple, most=None):
+    """Adds `real`, and rows of zeros up to a multiple of a microbatch.
+
+    Args:
+        batch: dict of structures of tensors.
+        multiple: int, the size of a microbatch.
+        most: int, the most rows that a batch may have; more raise. Defaults
+            to `None`, any number.
+    """
     batch = tree.map_structure(tf.convert_to_tensor, batch)
     if "w" in batch:
         batch["w"] = tree.map_structure(
             lambda w: tf.cast(w, tf.float32), batch["w"]
         )
     rows = tf.shape(tree.flatten(batch["x"])[0])[0]
+    if most is not None:
+        check = tf.debugging.assert_less_equal(
+            rows,
+            most,
+            f"Expected batches of {most} examples at most, got a larger one. "
+            "Clipping leaves room for rounding in sums of about as many "
+            "examples as the optimizer's batch_size: set it to the size of "
+            "the batches, or the microbatch_size to a smaller one.",
+        )
+        with tf.control_dependencies([] if check is None else [check]):
+            rows = tf.identity(rows)
     batch["real"] = tf.ones([rows])
     missing = tf.maximum(multiple, -(-rows // multiple) * multiple) - rows
 

@@ -45,6 +45,8 @@ def _canonical(chunk):
         return list(np.ascontiguousarray(chunk, np.float32) + np.float32(0))
     rows = chunk.reshape(len(chunk), -1).tolist()
     return [
-        b"\0".join(v if isinstance(v, bytes) else str(v).encode() for v in row)
+        repr(
+            [v if isinstance(v, bytes) else str(v).encode() for v in row]
+        ).encode()
         for row in rows
     ]

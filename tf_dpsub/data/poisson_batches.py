@@ -3,13 +3,14 @@
 import collections
 import itertools
 import math
-import numbers
 import secrets
 
 import keras
 import numpy as np
 import tensorflow as tf
 from scipy import stats
+
+from tf_dpsub.checks import is_int
 
 # Probability that a draw needs more rows than the capacity. Such a draw is
 # padded to a multiple of it: this number steers speed and memory only.
@@ -102,7 +103,7 @@ class PoissonBatches:
         self.batch_size = _checked_batch_size(batch_size, self.examples)
         self.sampling_rate = self.batch_size / self.examples
         self.steps_per_epoch = math.ceil(self.examples / self.batch_size)
-        if seed is not None and not (_is_int(seed) and seed >= 0):
+        if seed is not None and not (is_int(seed) and seed >= 0):
             raise ValueError(f"Expected seed >= 0 (int) or None, got {seed!r}.")
         self.seed = seed
         self._iterators = collections.defaultdict(itertools.count)
@@ -131,7 +132,7 @@ class PoissonBatches:
             ("multiple_of", multiple_of),
             ("replicas", replicas),
         ):
-            if not (_is_int(value) and value > 0):
+            if not (is_int(value) and value > 0):
                 raise ValueError(f"Expected {name} >= 1 (int), got {value!r}.")
         rows = max(self._quantile(replicas), 1)
         return math.ceil(rows / multiple_of) * multiple_of
@@ -164,7 +165,7 @@ class PoissonBatches:
         """
         index, replicas = shard
         capacity = self.capacity(multiple_of, replicas)
-        if not (_is_int(index) and 0 <= index < replicas):
+        if not (is_int(index) and 0 <= index < replicas):
             raise ValueError(
                 f"Expected shard = (r, replicas) with 0 <= r < replicas, got "
                 f"{tuple(shard)}."
@@ -252,14 +253,10 @@ def _draw(examples, rate, key, step, chunk):
     return tf.cast(drawn, tf.int64)
 
 
-def _is_int(value):
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
-
-
 def _checked_batch_size(batch_size, examples):
     if examples < 1:
         raise ValueError("Expected at least one example, got empty data.")
-    if not (_is_int(batch_size) and batch_size > 0):
+    if not (is_int(batch_size) and batch_size > 0):
         raise ValueError(f"Expected batch_size >= 1 (int), got {batch_size!r}.")
     if batch_size > examples:
         raise ValueError(

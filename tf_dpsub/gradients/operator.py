@@ -14,7 +14,8 @@ class PerExampleGradients(abc.ABC):
     """The matrix of per-example gradients, batch x parameters, never stored.
 
     Row i is the gradient of the loss of example i with respect to
-    `variables`. All results are float32, whatever the model computes in.
+    `variables`. All results are float32, whatever the model computes in, unless
+    they are asked for in float64.
 
     Formal guarantees: row i depends on example i, on the weights and on
     public randomness, and on nothing else. Rows of examples that are not
@@ -70,10 +71,11 @@ class PerExampleGradients(abc.ABC):
         """Sum of `c[i]` times row i.
 
         Args:
-            c: float32 tensor of shape `[batch]`.
+            c: float32 tensor of shape `[batch]`; or float64, for a sum that is
+                taken in float64.
 
         Returns:
-            List of float32 tensors, one of each variable's shape.
+            List of tensors of the type of `c`, one of each variable's shape.
         """
 
     @abc.abstractmethod
@@ -142,8 +144,12 @@ def inner_products(x, others=None):
 
 
 def scale_rows(c, x):
-    """`c[i] * x[i]` for `c` of shape `[batch]`, `x` of shape `[batch, ...]`."""
-    return tf.reshape(c, [-1] + [1] * (x.shape.rank - 1)) * x
+    """`c[i] * x[i]` for `c` of shape `[batch]`, `x` of shape `[batch, ...]`.
+
+    The result has the type of `c`.
+    """
+    c = tf.reshape(c, [-1] + [1] * (x.shape.rank - 1))
+    return c * tf.cast(x, c.dtype)
 
 
 def mask_rows(valid, x):

@@ -53,7 +53,10 @@ class StoredGradients(operator.PerExampleGradients):
         )
 
     def weighted_sum(self, c):
-        return [tf.tensordot(c, self.rows(v), 1) for v in self.variables]
+        return [
+            tf.tensordot(c, tf.cast(self.rows(v), c.dtype), 1)
+            for v in self.variables
+        ]
 
 
 def one_by_one(

@@ -4,24 +4,77 @@ import math
 
 import tensorflow as tf
 
-# What float32 rounding in norms and sums may add to a clipped row.
-_MARGIN = 1 - 2.0**-10
+# What float32 rounding in norms, and in sums of so many rows, may add to a
+# clipped row: whether one of them is there changes how the others are rounded.
+# In sums of n rows at a time, that is up to 2^-26 n for each row of the batch.
+_MARGIN = 2.0**-10
+_ROWS = 128
+LARGEST_MICROBATCH = 512
+# Larger batches are summed in float64.
+_LARGEST_FLOAT32_BATCH = 4096
 
 
-def clip_factors(sq_norm_bounds, l2_norm_clip):
+def largest_draw(batch_size):
+    """Rows of a Poisson batch that hardly any draw exceeds, a float."""
+    return batch_size + 6 * math.sqrt(batch_size)
+
+
+def largest_batch(batch_size, microbatch_size):
+    """The most rows of a batch that clipping leaves room for, an int.
+
+    Args:
+        batch_size: int, the expected number of rows.
+        microbatch_size: int, how many are added up at a time.
+    """
+    if batch_size > _LARGEST_FLOAT32_BATCH:
+        return 2**31
+    rows = max(_ROWS, largest_draw(batch_size))
+    return int(rows * LARGEST_MICROBATCH // microbatch_size)
+
+
+def clipped_sum(gradients, keep, l2_norm_clip, batch_size):
+    """Sum of the rows of a microbatch, each clipped as a whole.
+
+    Formal guarantees: over a batch of such sums, added up in float64, one
+    example more or less moves the total by at most `l2_norm_clip`.
+
+    Args:
+        gradients: `tf_dpsub.gradients.PerExampleGradients`.
+        keep: float32 tensor of shape `[batch]`, 0 for rows that do not count.
+        l2_norm_clip: float, `inf` for no clipping.
+        batch_size: int, the expected number of rows of a whole batch.
+
+    Returns:
+        List of float32 tensors; of float64 ones for a large batch.
+    """
+    is_large = batch_size > _LARGEST_FLOAT32_BATCH
+    factors = keep * clip_factors(
+        gradients.sq_norm_bounds(), l2_norm_clip, 1 if is_large else batch_size
+    )
+    if is_large:
+        factors = tf.cast(factors, tf.float64)
+    return gradients.weighted_sum(factors)
+
+
+def clip_factors(sq_norm_bounds, l2_norm_clip, batch_size=1):
     """Factors that scale rows down to a norm of at most `l2_norm_clip`.
 
-    Formal guarantees: a row times its factor has norm at most `l2_norm_clip`,
-    rounding included, if `sq_norm_bounds` are those of
-    `tf_dpsub.gradients.PerExampleGradients`.
+    Formal guarantees: a row times its factor changes a sum by a vector of norm
+    at most `l2_norm_clip`, rounding included, if `sq_norm_bounds` are those of
+    `tf_dpsub.gradients.PerExampleGradients`. What is kept for rounding is
+    2^-10 of the clip, and in proportion more from 128 rows on.
 
     Args:
         sq_norm_bounds: float32 tensor of shape `[batch]`.
         l2_norm_clip: float, `inf` for no clipping.
+        batch_size: int, the expected number of rows of a whole batch, if they
+            are summed in float32. Defaults to `1`, for sums in float64.
 
     Returns:
         Float32 tensor of shape `[batch]`, at most 1.
     """
     if math.isinf(l2_norm_clip):
         return tf.ones_like(sq_norm_bounds)
-    return tf.minimum(1.0, l2_norm_clip * _MARGIN / tf.sqrt(sq_norm_bounds))
+    rows = max(_ROWS, largest_draw(batch_size))
+    clip = l2_norm_clip * (1 - _MARGIN * rows / _ROWS)
+    return tf.minimum(1.0, clip / tf.sqrt(sq_norm_bounds))

@@ -6,7 +6,7 @@ Implementation of "Deep Learning with Differential Privacy" (Abadi et al.,
 
 import keras
 
-from tf_dpsub.optimizers.clipping import clip_factors
+from tf_dpsub.optimizers.clipping import clipped_sum
 from tf_dpsub.optimizers.private_optimizer import PrivateOptimizer
 
 
@@ -42,8 +42,7 @@ class DPSGD(PrivateOptimizer):
         return [v.shape for v in self._trainable_variables]
 
     def clipped_sums(self, gradients, keep):
-        factors = clip_factors(gradients.sq_norm_bounds(), self.l2_norm_clip)
-        return gradients.weighted_sum(factors * keep)
+        return clipped_sum(gradients, keep, self.l2_norm_clip, self.batch_size)
 
     def noise_stddevs(self):
         if self.noise_multiplier == 0:

@@ -17,10 +17,6 @@ from tf_dpsub.optimizers.subspace_optimizer import SubspaceOptimizer
 # PRIVACY: the squared norm of a residual is a difference, in which rounding and
 # what V lacks to be orthonormal leave this share of the gradient's.
 _RESIDUAL_MARGIN = 2.0**-10
-# With that margin an example may enter the two sums of which a residual is the
-# difference with 32 times its clip: float32 sums over more examples than this
-# would be rounded by more than clipping leaves room for.
-_LARGEST_MICROBATCH = 512
 
 
 @keras.saving.register_keras_serializable("tf_dpsub")
@@ -55,7 +51,7 @@ class GEP(SubspaceOptimizer):
         l2_norm_clip: float, the norm to which embeddings are clipped.
         subspace: `tf_dpsub.subspaces.Subspace`.
         residual: bool, whether the residual is released too. Defaults to
-            `True`. Microbatches then have at most 512 examples.
+            `True`.
         residual_norm_clip: float, the norm to which residuals are clipped;
             required with a residual. Defaults to `None`.
         residual_noise_multiplier: float, standard deviation of the residual's
@@ -90,13 +86,7 @@ class GEP(SubspaceOptimizer):
         **kwargs,
     ):
         super().__init__(optimizer, subspace=subspace, **kwargs)
-        self.residual = bool(residual)
-        if self.residual and (self.microbatch_size or 0) > _LARGEST_MICROBATCH:
-            raise ValueError(
-                f"Expected microbatch_size <= {_LARGEST_MICROBATCH} with a "
-                f"residual, got {self.microbatch_size}: rounding would exceed "
-                "the clip. It changes speed and memory alone."
-            )
+        self._residual = bool(residual)
         if not self.residual:
             if (residual_norm_clip, residual_noise_multiplier) != (None, None):
                 raise ValueError(
@@ -120,6 +110,7 @@ class GEP(SubspaceOptimizer):
         self._residual_norm_clip = residual_norm_clip
         self._residual_noise_multiplier = residual_noise_multiplier
 
+    residual = property(lambda self: self._residual)
     residual_norm_clip = property(lambda self: self._residual_norm_clip)
 
     @property
@@ -133,9 +124,10 @@ class GEP(SubspaceOptimizer):
     def description(self):
         if not self.residual:
             return "GEP without residual"
+        pair = (self.noise_multiplier, self.residual_noise_multiplier)
         return (
-            f"GEP, with a residual clipped at {self.residual_norm_clip:g} (the "
-            "multiplier is that of embedding and residual together)"
+            f"GEP, with a residual clipped at {self.residual_norm_clip:g} and "
+            f"multipliers {pair[0]:.6g} and {pair[1]:.6g}, which make one σ"
         )
 
     def prepare(self, model):
@@ -160,14 +152,13 @@ class GEP(SubspaceOptimizer):
         )
         factors *= keep
         sums.append(_weighted_sum(factors, embeddings))
-        return sums + gradients.weighted_sum(factors)
+        return sums + gradients.weighted_sum(tf.cast(factors, tf.float64))
 
     def released_sums(self, sums):
         if not self.residual:
             return sums
-        # The second and the others are never released: their difference is,
-        # in float64, because they may be much larger than it.
-        embedding, inside, *whole = (tf.cast(s, tf.float64) for s in sums)
+        # The second and the others are never released: their difference is.
+        embedding, inside, *whole = sums
         inside = self.subspace.lift(inside)
         return [embedding, *(a - b for a, b in zip(whole, inside))]
 
@@ -227,6 +218,10 @@ def _sq_residuals(sq_norms, sq_embeddings):
 
 
 def _weighted_sum(factors, rows):
+    """In float64: a residual is the difference of sums that may be as large as
+    32 clips of each row, by which rounding would exceed the clip.
+    """
+    rows, factors = (tf.cast(t, tf.float64) for t in (rows, factors))
     return tf.linalg.matvec(rows, factors, transpose_a=True)
 
 

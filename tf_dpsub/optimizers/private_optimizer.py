@@ -6,7 +6,9 @@ import math
 import keras
 import tensorflow as tf
 
+from tf_dpsub.checks import check_count, is_int
 from tf_dpsub.optimizers import noise
+from tf_dpsub.optimizers.clipping import LARGEST_MICROBATCH
 
 _SMALLEST_CLIP = 1e-12
 PER_EXAMPLE = ("auto", "graph", "vectorized_map")
@@ -28,9 +30,9 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
             clipped; `inf` for no clipping, if `noise_multiplier` is 0.
         batch_size: int, the public, expected batch size: the only number a sum
             is ever divided by.
-        microbatch_size: int, how many examples are processed at a time. It
-            changes speed and memory, never the result. Defaults to `None`,
-            chosen for the device.
+        microbatch_size: int, how many examples are processed at a time, 512 at
+            most. It changes speed and memory, never the result. Defaults to
+            `None`, chosen for the device.
         per_example: string, `"graph"` (raises where nothing can be proved),
             `"vectorized_map"` (one example at a time), or `"auto"` (the first
             that applies). Defaults to `"auto"`.
@@ -61,9 +63,15 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         super().__init__(learning_rate=0.0, name=name)
         self.inner_optimizer = _checked_inner(optimizer)
         check_privacy(noise_multiplier, l2_norm_clip)
-        _check_count("batch_size", batch_size)
+        check_count("batch_size", batch_size)
         if microbatch_size is not None:
-            _check_count("microbatch_size", microbatch_size)
+            check_count("microbatch_size", microbatch_size)
+            if microbatch_size > LARGEST_MICROBATCH:
+                raise ValueError(
+                    f"Expected microbatch_size <= {LARGEST_MICROBATCH}, got "
+                    f"{microbatch_size}: rounding in longer sums would exceed "
+                    "the clip."
+                )
         if per_example not in PER_EXAMPLE:
             raise ValueError(
                 f"Expected per_example in {PER_EXAMPLE}, got {per_example!r}."
@@ -73,7 +81,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         self._noise_multiplier = float(noise_multiplier)
         self._l2_norm_clip = float(l2_norm_clip)
         self._batch_size = int(batch_size)
-        self.microbatch_size = microbatch_size
+        self._microbatch_size = microbatch_size
         self.per_example = per_example
         self._seed = seed
         self.secure_noise = bool(secure_noise)
@@ -82,6 +90,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
     noise_multiplier = property(lambda self: self._noise_multiplier)
     l2_norm_clip = property(lambda self: self._l2_norm_clip)
     batch_size = property(lambda self: self._batch_size)
+    microbatch_size = property(lambda self: self._microbatch_size)
     seed = property(lambda self: self._seed)
 
     # What it knows beside private data.
@@ -122,6 +131,11 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
     def notes(self):
         """What the statement has to take as public, tuple of string."""
         return ()
+
+    @property
+    def is_compilable(self):
+        """Whether XLA may compile the part of a step that sees private data."""
+        return True
 
     # The mechanism.
 
@@ -355,15 +369,6 @@ def check_privacy(noise_multiplier, l2_norm_clip, prefix=""):
             f"Expected a finite {clip} with {multiplier} > 0, got "
             "inf: without a clip no amount of noise makes a sum private."
         )
-
-
-def is_int(value):
-    return hasattr(value, "__index__") and not isinstance(value, bool)
-
-
-def _check_count(name, value):
-    if not (is_int(value) and value > 0):
-        raise ValueError(f"Expected {name} >= 1 (int), got {value!r}.")
 
 
 def _is_first_replica():

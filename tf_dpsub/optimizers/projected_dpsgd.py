@@ -7,9 +7,9 @@ Subspace Identification" (Zhou, Wu, Banerjee, ICLR 2021, Algorithm 1).
 import keras
 import tensorflow as tf
 
+from tf_dpsub.checks import is_int
 from tf_dpsub.optimizers import noise as noise_draws
-from tf_dpsub.optimizers.clipping import clip_factors
-from tf_dpsub.optimizers.private_optimizer import is_int
+from tf_dpsub.optimizers.clipping import clip_factors, clipped_sum
 from tf_dpsub.optimizers.subspace_optimizer import SubspaceOptimizer
 
 _NOISE = ("subspace", "ambient")
@@ -72,6 +72,15 @@ class ProjectedDPSGD(SubspaceOptimizer):
     noise = property(lambda self: self._noise)
 
     @property
+    def description(self):
+        text = type(self).__name__
+        if self.start_step > 0:
+            text += f" from step {self.start_step} on, DPSGD before"
+        if self._is_ambient:
+            text += ", with noise in all dimensions"
+        return text
+
+    @property
     def _is_ambient(self):
         return self.noise == "ambient"
 
@@ -91,8 +100,7 @@ class ProjectedDPSGD(SubspaceOptimizer):
         return [v.shape for v in self._trainable_variables]
 
     def clipped_sums(self, gradients, keep):
-        factors = clip_factors(gradients.sq_norm_bounds(), self.l2_norm_clip)
-        return gradients.weighted_sum(factors * keep)
+        return clipped_sum(gradients, keep, self.l2_norm_clip, self.batch_size)
 
     # What is released is the sums of the weights (before `start_step`, and with
     # ambient noise), or coordinates. Where a run has both, it is the

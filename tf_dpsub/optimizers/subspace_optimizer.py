@@ -5,6 +5,7 @@ import abc
 import keras
 
 from tf_dpsub.optimizers.private_optimizer import PrivateOptimizer
+from tf_dpsub.subspaces.subspace import Subspace
 
 
 class SubspaceOptimizer(PrivateOptimizer):
@@ -16,12 +17,14 @@ class SubspaceOptimizer(PrivateOptimizer):
 
     def __init__(self, optimizer, *, subspace, **kwargs):
         super().__init__(optimizer, **kwargs)
-        if not hasattr(subspace, "prepare"):
+        if not isinstance(subspace, Subspace):
             raise ValueError(
                 "Expected a tf_dpsub.subspaces.Subspace, got "
                 f"{type(subspace).__name__}."
             )
-        self.subspace = subspace
+        self._subspace = subspace
+
+    subspace = property(lambda self: self._subspace)
 
     def build(self, variables):
         if not self.built:
@@ -49,6 +52,10 @@ class SubspaceOptimizer(PrivateOptimizer):
     @property
     def has_private_state(self):
         return not self.subspace.is_public
+
+    @property
+    def is_compilable(self):
+        return self.subspace.is_compilable
 
     # For subspaces that choose their own rank.
 

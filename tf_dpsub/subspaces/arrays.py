@@ -11,6 +11,8 @@ def encoded(arrays):
     """Arrays as compressed text: JSON would make ten times as much of them."""
 
     def encode(array):
+        if array.dtype.kind == "O":
+            array = array.astype(str)
         buffer = io.BytesIO()
         np.savez_compressed(buffer, array=array)
         return {"npz": base64.b64encode(buffer.getvalue()).decode()}

@@ -33,7 +33,7 @@ class FixedSubspace(Subspace):
 
     def __init__(self, basis, *, public=False):
         super().__init__()
-        basis = np.asarray(arrays.decoded(basis), np.float32)
+        basis = np.array(arrays.decoded(basis), np.float32)
         if basis.ndim != 2 or not 1 <= basis.shape[1] <= basis.shape[0]:
             raise ValueError(
                 "Expected a basis of shape [parameters, k] with 1 <= k <= "
@@ -50,7 +50,11 @@ class FixedSubspace(Subspace):
                 f"{independent}."
             )
         self._basis = basis
-        self.is_public = bool(public)
+        self._is_public = bool(public)
+
+    @property
+    def is_public(self):
+        return self._is_public
 
     @property
     def notes(self):

@@ -6,7 +6,7 @@ import warnings
 
 import numpy as np
 
-from tf_dpsub.optimizers.private_optimizer import is_int
+from tf_dpsub.checks import is_int
 
 
 @dataclasses.dataclass(frozen=True)

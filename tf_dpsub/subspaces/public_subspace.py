@@ -1,14 +1,12 @@
 """The top eigenspace of gradients of public examples."""
 
-import secrets
-
 import keras
 import numpy as np
 import tensorflow as tf
 from keras import tree
 
+from tf_dpsub.checks import is_int
 from tf_dpsub.gradients.operator import sum_squares
-from tf_dpsub.optimizers.private_optimizer import is_int
 from tf_dpsub.subspaces import arrays, eigenspaces, linear_algebra
 from tf_dpsub.subspaces import groups as parameter_groups
 from tf_dpsub.subspaces.public_gradients import PublicGradients
@@ -18,6 +16,7 @@ from tf_dpsub.subspaces.subspace import (
     assign_if,
     public_variable,
     require_orthonormal,
+    seed_variable,
 )
 
 _METHODS = {
@@ -139,7 +138,6 @@ class PublicSubspace(Subspace):
         self._horizon = horizon
         self.allow_private = bool(allow_private)
         self._seed = seed
-        self._entropy = secrets.randbits(63) if seed is None else int(seed)
         self.selection = None
 
     @staticmethod
@@ -187,6 +185,13 @@ class PublicSubspace(Subspace):
             )
 
     @property
+    def is_public(self):
+        return True
+
+    def build(self, optimizer):
+        self._seed_variable = seed_variable(optimizer, self._seed)
+
+    @property
     def public_inputs(self):
         return self._x
 
@@ -216,7 +221,7 @@ class PublicSubspace(Subspace):
                 self.groups, self.ranks, model.optimizer, self._horizon
             )
         self._is_made = public_variable([], tf.bool)
-        keys = np.random.default_rng([self._entropy, 1])
+        keys = np.random.default_rng(int(self._seed_variable.numpy()))
         for blocks in self._blocks:
             start = [keys.standard_normal(b.shape, np.float32) for b in blocks]
             zeros = [np.zeros_like(b) for b in start]
@@ -281,8 +286,9 @@ class PublicSubspace(Subspace):
 
     def _key(self, iterations, purpose):
         """What is drawn at a refresh: the same for all replicas."""
-        seed = tf.constant([self._entropy, purpose], tf.int64)
-        return tf.random.experimental.stateless_fold_in(seed, iterations)
+        seed = tf.convert_to_tensor(self._seed_variable.value)
+        key = tf.stack([seed, tf.constant(purpose, tf.int64)])
+        return tf.random.experimental.stateless_fold_in(key, iterations)
 
     def _project(self, batch, bases):
         """Coordinates `[m, rank]` and squared norms `[m]` of a batch."""
@@ -348,7 +354,8 @@ class PublicSubspace(Subspace):
 
 
 def _as_arrays(data):
-    return tree.map_structure(np.asarray, data)
+    # Copies: what is compared with private data has to be what is used.
+    return tree.map_structure(np.array, tree.lists_to_tuples(data))
 
 
 def _count_examples(x, y):

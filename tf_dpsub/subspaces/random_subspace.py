@@ -1,11 +1,11 @@
 """A random subspace, which needs no public data."""
 
-import secrets
+import math
 
 import keras
 import tensorflow as tf
 
-from tf_dpsub.optimizers.private_optimizer import is_int
+from tf_dpsub.checks import is_int
 from tf_dpsub.subspaces import groups as parameter_groups
 from tf_dpsub.subspaces import linear_algebra
 from tf_dpsub.subspaces.subspace import (
@@ -13,6 +13,7 @@ from tf_dpsub.subspaces.subspace import (
     assign_if,
     public_variable,
     require_orthonormal,
+    seed_variable,
     variable_sizes,
 )
 
@@ -64,19 +65,26 @@ class RandomSubspace(Subspace):
         self._seed = seed
 
     def build(self, optimizer):
-        seed = secrets.randbits(62) if self._seed is None else int(self._seed)
-        self._seed_variable = optimizer.add_variable(
-            (2,), initializer="zeros", dtype="int64", name="subspace_seed"
+        self._seed_variable = seed_variable(optimizer, self._seed)
+        parameters = sum(
+            math.prod(v.shape) for v in optimizer._trainable_variables
         )
-        self._seed_variable.assign([seed, 0])
+        self._is_stored = parameters * self._rank <= _STORED
+
+    @property
+    def is_public(self):
+        return True
+
+    @property
+    def is_compilable(self):
+        # XLA draws other numbers from the same key.
+        return self._is_stored
 
     def _shared_ranks(self):
         return parameter_groups.apportion(self._rank, self.groups, float("inf"))
 
     def _create(self, model):
         self._sizes = variable_sizes(model)
-        numbers = sum(g.size * r for g, r in zip(self.groups, self.ranks))
-        self._is_stored = numbers <= _STORED
         if self._is_stored:
             super()._create(model)
         else:
@@ -92,7 +100,7 @@ class RandomSubspace(Subspace):
         if self.update_every is not None:
             refresh = tf.cast(iterations, tf.int64) // self.update_every
         seed = tf.convert_to_tensor(self._seed_variable.value)
-        wanted = tf.stack([seed[0], refresh])
+        wanted = tf.stack([seed, refresh])
         due = is_used & tf.reduce_any(wanted != self._drawn_for)
         variables = [v for blocks in self._blocks for v in blocks]
         assign_if(
@@ -107,9 +115,7 @@ class RandomSubspace(Subspace):
         for group, rank in zip(self.groups, self.ranks):
             if self._is_stored:
                 omega = [
-                    tf.random.stateless_normal(
-                        [self._sizes[k], rank], _key(key, k, 0)
-                    )
+                    _normal([self._sizes[k], rank], key, k, 0)
                     for k in group.indices
                 ]
                 zeros = [tf.zeros_like(b) for b in omega]
@@ -151,7 +157,7 @@ class RandomSubspace(Subspace):
         drawn, pieces = self._pieces(k, rank)
 
         def body(i, state):
-            rows = tf.random.stateless_normal([drawn, rank], _key(key, k, i))
+            rows = _normal([drawn, rank], key, k, i)
             is_row = i * drawn + tf.range(drawn) < self._sizes[k]
             rows *= tf.cast(is_row, tf.float32)[:, None]
             return i + 1, function(rows, i, state)
@@ -250,7 +256,8 @@ class RandomSubspace(Subspace):
         }
 
 
-def _key(key, variable, piece):
-    """Keys of numbers that are independent of each other."""
-    key = tf.random.experimental.stateless_fold_in(key, variable)
-    return tf.random.experimental.stateless_fold_in(key, piece)
+def _normal(shape, key, variable, piece):
+    """Normal numbers, independent for each piece of each variable."""
+    for position in (variable, piece):
+        key = tf.random.experimental.stateless_fold_in(key, position)
+    return tf.random.stateless_normal(shape, key)

@@ -1,6 +1,7 @@
 """The base of all subspaces that gradients are projected on."""
 
 import abc
+import secrets
 
 import numpy as np
 import tensorflow as tf
@@ -29,10 +30,7 @@ class Subspace(abc.ABC):
     Attributes:
         groups: list of `Group`, once attached to a model.
         ranks: list of int, the number of directions in each.
-        is_public: bool, whether the basis tells nothing about private data.
     """
-
-    is_public = True
 
     def __init__(self, groups=1):
         parameter_groups.check_groups(groups)
@@ -44,6 +42,16 @@ class Subspace(abc.ABC):
     def rank(self):
         """Number of directions of all groups."""
         return sum(self.ranks)
+
+    @property
+    @abc.abstractmethod
+    def is_public(self):
+        """Whether the basis tells nothing about private data."""
+
+    @property
+    def is_compilable(self):
+        """Whether XLA may compile a step that uses the basis."""
+        return True
 
     @property
     def public_inputs(self):
@@ -196,6 +204,26 @@ def require_orthonormal(error):
         tf.constant(linear_algebra.ORTHONORMALITY),
         "Expected an orthonormal basis, ||V^T V - I||_F <= 2^-13, got one that "
         "is not, after all passes. The mechanism would not keep its clip.",
+    )
+
+
+def seed_variable(optimizer, seed):
+    """A seed that is saved with an optimizer, and the same for all workers.
+
+    Args:
+        optimizer: Keras optimizer.
+        seed: int, or None for fresh entropy.
+
+    Returns:
+        Keras variable, an int64 scalar.
+    """
+    # Variables of several workers start from the value of the first one.
+    value = secrets.randbits(62) if seed is None else int(seed)
+    return optimizer.add_variable(
+        (),
+        initializer=lambda shape, dtype: tf.constant(value, tf.int64),
+        dtype="int64",
+        name="subspace_seed",
     )
 
 

@@ -46,7 +46,9 @@ class Convolution(sites.Site):
 
     def weighted_sum(self, c):
         image, map_ = self.factors
-        return self._geometry.filter_gradient(image, scale_rows(c, map_))
+        return self._geometry.filter_gradient(
+            tf.cast(image, c.dtype), scale_rows(c, map_)
+        )
 
 
 class _Geometry:

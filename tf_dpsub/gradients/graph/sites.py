@@ -115,7 +115,7 @@ class Site(abc.ABC):
 
     @abc.abstractmethod
     def weighted_sum(self, c):
-        """Sum of `c[i]` times row i, of shape `shape`."""
+        """Sum of `c[i]` times row i, of shape `shape` and the type of `c`."""
 
 
 class Stored(Site):
@@ -144,7 +144,7 @@ class Stored(Site):
         return tf.reshape(rows, [self.batch_size, *self.shape])
 
     def weighted_sum(self, c):
-        total = tf.tensordot(c, self.factors[0], 1)
+        total = tf.tensordot(c, tf.cast(self.factors[0], c.dtype), 1)
         return tf.reshape(_transpose(total, self._order), self.shape)
 
 
@@ -274,7 +274,7 @@ class OuterProducts(Site):
         )
 
     def weighted_sum(self, c):
-        left, right = self.factors
+        left, right = (tf.cast(f, c.dtype) for f in self.factors)
         if self.left_size < self.right_size:
             left = scale_rows(c, left)
         else:

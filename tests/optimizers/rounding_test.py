@@ -1,0 +1,135 @@
+"""Whether an example is in a batch changes how the others are rounded.
+
+The batches below are made so that all of these changes add up: rows that carry
+the float32 sum of a microbatch beyond a power of two, and many whose last bits
+then are lost, or not.
+"""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_dpsub
+from tf_dpsub import optimizers, subspaces
+from tf_dpsub.data import given_batches
+
+_INPUTS, _OUTPUTS = 64, 4
+_SIZE = _INPUTS * _OUTPUTS
+# Others have norms so close to the clip, or so far above that of a residual,
+# that their factor is still 1.
+_SHARE = {"DPSGD": 0.96, "ProjectedDPSGD": 0.96, "GEP": 31.0}
+
+
+def private_model(method, clip, batch_size, microbatch_size):
+    arguments = {
+        "noise_multiplier": 1.0,
+        "batch_size": batch_size,
+        "microbatch_size": microbatch_size,
+    }
+    if method == "DPSGD":
+        optimizer = optimizers.DPSGD("sgd", l2_norm_clip=clip, **arguments)
+    else:
+        basis = np.ones((_SIZE, 1), np.float32)
+        subspace = subspaces.FixedSubspace(basis, public=True)
+        clips = {"l2_norm_clip": clip}
+        if method == "GEP":
+            clips = {"l2_norm_clip": 1.0, "residual_norm_clip": clip}
+        optimizer = getattr(optimizers, method)(
+            "sgd", subspace=subspace, **clips, **arguments
+        )
+    layer = keras.layers.Dense(_OUTPUTS, use_bias=False)
+    model = tf_dpsub.make_private(
+        keras.Sequential([keras.Input((_INPUTS,)), layer])
+    )
+    # The gradient is the input, once for each output.
+    model.compile(optimizer, loss=lambda y, p: keras.ops.sum(y * p, -1))
+    return model
+
+
+def released(model, x):
+    """What is released of a batch, without noise, one vector for each part."""
+    batch = given_batches.padded(
+        given_batches.named(x, np.ones((len(x), _OUTPUTS), np.float32)),
+        model._microbatch_size,
+    )
+    model._prepare_training(
+        tf.nest.map_structure(tf.type_spec_from_value, batch)
+    )
+    optimizer = model.optimizer
+    optimizer.prepare(model)
+    sums = optimizer.released_sums(model.training_step(batch))
+    parts = [np.ravel(s).astype(np.float64) for s in sums]
+    return parts[1:] if isinstance(optimizer, optimizers.GEP) else parts
+
+
+def hostile_batch(method, microbatch_size, microbatches):
+    """Rows of which the first one is the victim."""
+    half = microbatch_size // 2
+    unit = 2.0**-23 * half  # of float32 just above `half`
+    turn = np.where(np.arange(_INPUTS) % 2 == 0, 1.0, -1.0)
+    if method != "GEP":
+        # There, the victim lies outside of what the others span.
+        turn = np.ones(_INPUTS)
+    up = 2.0**-6 + unit / 2 + turn * unit * 2.0**-9
+    down = -(2.0**-6 + unit / 2 - turn * unit * 2.0**-9)
+    rows = []
+    for k in range(microbatches):
+        rows.append(np.ones(_INPUTS) if k else 100 * turn)
+        rows += [np.ones(_INPUTS)] * (half - 1)
+        rows += [(up, down)[i % 2] for i in range(microbatch_size - half)]
+    return np.array(rows, np.float32)
+
+
+@pytest.mark.parametrize("change", ["emptied", "removed"])
+@pytest.mark.parametrize(
+    "microbatch_size, microbatches", [(64, 4), (64, 64), (512, 1), (512, 4)]
+)
+@pytest.mark.parametrize("method", _SHARE)
+def test_one_example_moves_the_sum_by_the_clip(
+    method, microbatch_size, microbatches, change
+):
+    """If removed, all later rows move up, and every microbatch changes."""
+    clip = float(np.sqrt(_SIZE) / _SHARE[method])
+    batch_size = microbatch_size * microbatches
+    model = private_model(method, clip, batch_size, microbatch_size)
+    rows = hostile_batch(method, microbatch_size, microbatches)
+    neighbour = rows[1:]
+    if change == "emptied":
+        neighbour = np.concatenate([np.zeros_like(rows[:1]), rows[1:]])
+    before, after = released(model, rows), released(model, neighbour)
+    moved = np.linalg.norm(np.concatenate(before) - np.concatenate(after))
+    assert 0.9 * clip < moved <= clip
+
+
+@pytest.mark.parametrize("method", ["DPSGD", "ProjectedDPSGD"])
+def test_large_batches_are_summed_in_float64(method):
+    """The share that is kept for rounding would grow with the batch."""
+    rows = np.ones((8, _INPUTS), np.float32)
+    sums = {}
+    for batch_size in (4096, 4097):
+        model = private_model(method, 1.0, batch_size, 4)
+        sums[batch_size] = np.linalg.norm(np.concatenate(released(model, rows)))
+    assert sums[4096] / 8 == pytest.approx(
+        1 - 4480 / 128 * 2.0**-10, abs=2.0**-18
+    )
+    assert sums[4097] / 8 == pytest.approx(1 - 2.0**-10, abs=2.0**-18)
+
+
+def test_a_batch_far_beyond_the_batch_size_raises():
+    """Clipping keeps for rounding what the optimizer's batch size needs."""
+    model = private_model("DPSGD", 1.0, 8, 512)
+    x, y = np.ones((129, _INPUTS)), np.ones((129, _OUTPUTS))
+    model.train_on_batch(x[:128], y[:128])
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="batches of 128 examples at most"
+    ):
+        model.train_on_batch(x, y)
+    dataset = tf.data.Dataset.from_tensors((x, y))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="128 examples"):
+        model.fit(dataset, verbose=0)
+
+
+def test_a_microbatch_has_512_examples_at_most():
+    with pytest.raises(ValueError, match="microbatch_size <= 512"):
+        private_model("DPSGD", 1.0, 1024, 513)
