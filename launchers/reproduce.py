@@ -21,12 +21,10 @@ from absl import app, flags
 
 from launchers import experiments, figures, run_directory, train_config
 from launchers.experiments import progress, results, runner, table
+from launchers.workdir_flag import WORKDIR
 
 _EXPERIMENT = flags.DEFINE_string(
     "experiment", None, "Name of the experiment; --list shows all."
-)
-_WORKDIR = flags.DEFINE_string(
-    "workdir", None, "Folder that receives a folder for the experiment."
 )
 _FRACTION = flags.DEFINE_float(
     "fraction", 1.0, "Share of the epochs of each trial to run, at least one."
@@ -74,14 +72,14 @@ def main(argv):
         if _DRY_RUN.value:
             print("\n".join(trial.name for trial in trials))
             return 0
-        if _WORKDIR.value is None:
+        if WORKDIR.value is None:
             raise ValueError("Expected --workdir, got none.")
         if _JOBS.value < 1:
             raise ValueError(f"Expected --jobs >= 1, got {_JOBS.value}.")
         return reproduce(
             experiment,
             trials,
-            _WORKDIR.value,
+            WORKDIR.value,
             jobs=_JOBS.value,
             command=_command(),
         )

@@ -19,17 +19,14 @@ from absl import app, flags, logging
 from ml_collections import config_flags
 
 from launchers import native_logs, train_config
+from launchers.workdir_flag import WORKDIR
 
 _CONFIG = config_flags.DEFINE_config_file(
     "config", None, "File of the config, such as configs/digits_dpsgd.py."
 )
-_WORKDIR = flags.DEFINE_string(
-    "workdir", None, "Folder for the files of the run: a new or empty one."
-)
 _RESUME = flags.DEFINE_bool(
     "resume", False, "Go on with the run in the workdir, if there is one."
 )
-flags.mark_flags_as_required(["config", "workdir"])
 
 
 def main(argv):
@@ -46,7 +43,7 @@ def main(argv):
             from launchers import experiment
 
             experiment.devices()
-        experiment.train(config, _WORKDIR.value, _RESUME.value)
+        experiment.train(config, WORKDIR.value, _RESUME.value)
     except ValueError as error:
         # --verbosity=1 shows where it comes from.
         logging.debug("%s", error, exc_info=True)
@@ -74,6 +71,9 @@ def parse_flags(argv):
     """Parses flags, and loads the config; exits where that cannot be done."""
     try:
         rest = app.parse_flags_with_usage(argv)
+        for name in ("config", "workdir"):
+            if flags.FLAGS[name].value is None:
+                sys.exit(f"error: Expected --{name}, got none; see --help.")
         _CONFIG.value.lock()
     except AttributeError as error:
         sys.exit(f"error: {unknown_field(error)}")

@@ -105,7 +105,7 @@ def _step_on(model, drawn):
     model._prepare_training(
         tf.nest.map_structure(tf.type_spec_from_value, batch)
     )
-    return model._step(batch)
+    return model.training_step(batch)
 
 
 @pytest.mark.parametrize("per_example", ["graph", "vectorized_map"])
@@ -161,11 +161,11 @@ def test_the_running_sum_keeps_the_sensitivity():
     def total(x):
         parts = given_batches.named(tf.constant(x), tf.zeros([len(x), 1]))
         batch = given_batches.padded(parts, size)
-        if model._step is None:
+        if model.training_step is None:
             model._prepare_training(
                 tf.nest.map_structure(tf.type_spec_from_value, batch)
             )
-        return float(model._step(batch)[0][0, 0])
+        return float(model.training_step(batch)[0][0, 0])
 
     unit, ulp = 1 - 2.0**-10, 2.0 ** (exponent - 24)
     large = int((2**exponent - 1.0) // unit)

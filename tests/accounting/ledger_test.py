@@ -108,6 +108,16 @@ class TestLedgerEntry:
             == dp_accounting.NonPrivateDpEvent()
         )
 
+    @pytest.mark.parametrize("entry", [POISSON, BATCHES, ONCE])
+    def test_event_with_private_state(self, entry):
+        """Noise does not cover what a basis of private gradients tells."""
+        entry = changed(entry, private_state=True, steps=1)
+        assert entry.event() == dp_accounting.NonPrivateDpEvent()
+        assert (
+            entry.event_without_amplification()
+            == dp_accounting.NonPrivateDpEvent()
+        )
+
     @pytest.mark.parametrize("entry", [POISSON, BATCHES, ONCE, PLAIN])
     def test_event_of_no_steps(self, entry):
         assert entry.event() == dp_accounting.NoOpDpEvent()
@@ -138,6 +148,7 @@ class TestLedgerEntry:
             ({"sampler": "shuffled"}, r"one of \('poisson', 'batches'\), got"),
             ({"steps": -1}, "steps >= 0 and epochs >= 0, got -1 and 0"),
             ({"fixed_seed": 3}, "Expected True or False, got 3"),
+            ({"private_state": "no"}, "Expected True or False, got 'no'"),
         ],
     )
     def test_invalid(self, changes, message):
@@ -169,7 +180,9 @@ class TestCounting:
             {"sampler": "batches"},
             {"fixed_seed": True},
             {"private_selection": True},
+            {"private_state": True},
             {"notes": ("the state of a layer",)},
+            {"uncovered": ("some examples",)},
         ],
     )
     def test_other_steps_append_an_entry(self, change):
@@ -211,6 +224,13 @@ class TestCounting:
         ledger = ledger_of((POISSON, 3), (PLAIN, 1), (POISSON, 3))
         assert ledger.epsilon(DELTA) == math.inf
         assert ledger.epsilon_without_amplification(DELTA) == math.inf
+
+    @pytest.mark.parametrize("by", ["rdp", "pld"])
+    def test_one_step_with_private_state_spoils_all(self, by):
+        private = changed(POISSON, private_state=True)
+        ledger = ledger_of((POISSON, 3), (private, 1), (POISSON, 3))
+        assert ledger.epsilon(DELTA, by) == math.inf
+        assert ledger.epsilon_without_amplification(DELTA, by) == math.inf
 
     def test_batches_by_epoch_and_by_step(self):
         # PRIVACY section 3: 9.5 and 1.15.
@@ -271,6 +291,11 @@ class TestPlanning:
         ledger = PrivacyLedger()
         assert ledger.steps_within(PLAIN, epsilon=1e6, delta=DELTA) == 0
 
+    def test_nothing_fits_with_private_state(self):
+        private = changed(POISSON, private_state=True)
+        ledger = PrivacyLedger()
+        assert ledger.steps_within(private, epsilon=1e6, delta=DELTA) == 0
+
 
 class TestJson:
     def test_round_trip(self):
@@ -278,12 +303,23 @@ class TestJson:
             (POISSON, 3, 1),
             (PLAIN, 2),
             (changed(ONCE, notes=("a 'b'", "ü"), fixed_seed=True), 4),
+            (changed(POISSON, private_state=True, uncovered=("ä", "b")), 5),
         )
         text = ledger.to_json()
         assert reloaded(ledger).entries == ledger.entries
         assert reloaded(ledger).to_json() == text
         # Strict JSON knows no infinity.
         assert "Infinity" not in text
+
+    def test_ledger_from_before_there_were_subspaces(self):
+        """It has no steps in one."""
+        ledger = ledger_of((POISSON, 3, 1), (BATCHES, 2))
+        content = json.loads(ledger.to_json())
+        for entry in content["entries"]:
+            assert entry.pop("private_state") is False
+            assert entry.pop("uncovered") == []
+        found = PrivacyLedger.from_json(json.dumps(content))
+        assert found.entries == ledger.entries
 
     @pytest.mark.parametrize(
         "duplicate",
@@ -540,6 +576,9 @@ class TestDamage:
             damaged(lambda content: content["entries"][0].update(steps=-1)),
             damaged(lambda content: content["entries"][0].update(steps=1.5)),
             damaged(lambda content: content["entries"][0].update(more=1)),
+            damaged(
+                lambda content: content["entries"][0].update(private_state="no")
+            ),
             damaged(
                 lambda content: content["entries"][0].update(
                     noise_multiplier="2"

@@ -126,6 +126,19 @@ def test_no_noise(clip):
     assert "RDP" not in text
 
 
+@pytest.mark.parametrize("by", ["rdp", "pld"])
+def test_private_state(by):
+    """It has noise: the statement has to say why that is not enough."""
+    private = changed(POISSON, mechanism="GEP", private_state=True)
+    text = stated((POISSON, 7), (private, 3), accountant=by)
+    assert (
+        "NOT PRIVATE: 3 steps of GEP used a basis that was computed from "
+        "private data. ε is infinite." in text
+    )
+    assert "added no noise" not in text
+    assert "differentially private" not in text
+
+
 @pytest.mark.parametrize(
     "delta, warned", [(1e-5, False), (1 / 60000, True), (0.1, True)]
 )
@@ -150,6 +163,14 @@ def test_warnings_of_any_entry(change, warning):
     text = stated((changed(POISSON, **change), 1), (POISSON, 5))
     assert "WARNING" in text
     assert warning in text
+
+
+def test_uncovered_examples_are_named_once():
+    first = changed(POISSON, uncovered=("the first", "the second"))
+    second = changed(POISSON, uncovered=("the second",))
+    text = stated((first, 1), (second, 1))
+    assert "WARNING: ε does not cover the first; nor the second." in text
+    assert "WARNING" not in stated((POISSON, 1))
 
 
 def test_notes_are_taken_as_public():

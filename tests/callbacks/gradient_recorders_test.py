@@ -89,7 +89,9 @@ class TestProjectionErrorRecorder:
         assert epochs == ["1", "1", "2", "2", "3", "3"]
 
     def test_needs_a_subspace(self, plain, tmp_path):
-        recorder = callbacks.ProjectionErrorRecorder(*data(), tmp_path / "e")
+        recorder = callbacks.ProjectionErrorRecorder(
+            *data(seed=1), tmp_path / "e"
+        )
         with pytest.raises(ValueError, match="with a subspace"):
             compiled(plain).fit(*data(), verbose=0, callbacks=[recorder])
 

@@ -211,6 +211,8 @@ def launch(folder, *arguments, epochs):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # What a shell runs in the background ignores interrupts.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 

@@ -12,12 +12,24 @@ def encoded(arrays):
 
     def encode(array):
         if array.dtype.kind == "O":
-            array = array.astype(str)
+            array = np.vectorize(_text, otypes=[str])(array)
         buffer = io.BytesIO()
         np.savez_compressed(buffer, array=array)
         return {"npz": base64.b64encode(buffer.getvalue()).decode()}
 
     return tree.map_structure(encode, arrays)
+
+
+def _text(value):
+    """A text, as TensorFlow would read it, of a text or its bytes."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8")
+    if isinstance(value, str):
+        return value
+    raise ValueError(
+        "Expected arrays of numbers or texts, got one that holds a "
+        f"{type(value).__name__}."
+    )
 
 
 def decoded(data):

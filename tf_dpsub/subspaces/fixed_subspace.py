@@ -49,7 +49,7 @@ class FixedSubspace(Subspace):
                 f"Expected {basis.shape[1]} independent directions, got "
                 f"{independent}."
             )
-        self._basis = basis
+        self._basis = unit.astype(np.float32)
         self._is_public = bool(public)
 
     @property

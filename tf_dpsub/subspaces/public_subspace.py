@@ -211,14 +211,9 @@ class PublicSubspace(Subspace):
 
     def _create(self, model):
         super()._create(model)
-        limit = _CHUNK
-        if self.method == "gram":
-            # Pairs of chunks meet: fewer, larger ones, within the rank.
-            limit = max(limit, 2 * self.rank)
-        self._gradients = PublicGradients(model, self._x, self._y, limit)
         if self._rank == "auto":
             self.selection = RankSelection(
-                self.groups, self.ranks, model.optimizer, self._horizon
+                self.groups, self.ranks, self._horizon
             )
         self._is_made = public_variable([], tf.bool)
         keys = np.random.default_rng(int(self._seed_variable.numpy()))
@@ -228,6 +223,16 @@ class PublicSubspace(Subspace):
             made, _ = linear_algebra.orthonormalize(start, zeros)
             for variable, block in zip(blocks, made):
                 variable.assign(block)
+
+    def _follow(self, model):
+        limit = _CHUNK
+        if self.method == "gram":
+            # Pairs of chunks meet: fewer, larger ones, within the rank.
+            limit = max(limit, 2 * self.rank)
+        self._gradients = PublicGradients(model, self._x, self._y, limit)
+        if self.selection is not None:
+            self.selection.optimizer = model.optimizer
+        self._is_made.assign(False)
         self._compute = tf.function(
             self._refreshed,
             autograph=False,

@@ -37,18 +37,18 @@ class RankSelection:
     Args:
         groups: list of `Group`.
         ranks: list of int, the most for each group.
-        optimizer: `SubspaceOptimizer`.
         horizon: int, or None for the steps of a run.
 
     Attributes:
+        optimizer: `SubspaceOptimizer`, whose noise and clips count; to be set.
         mask: float32 variable of shape `[sum of ranks]`, 1 for the directions
             in use.
     """
 
-    def __init__(self, groups, ranks, optimizer, horizon):
+    def __init__(self, groups, ranks, horizon):
         self._groups = groups
         self._ranks = ranks
-        self._optimizer = optimizer
+        self.optimizer = None
         self._given_horizon = horizon
         total = sum(ranks)
         self.mask = public_variable([total])
@@ -94,7 +94,7 @@ class RankSelection:
         Returns:
             List of float32 tensors.
         """
-        clipped, released = self._optimizer.preview(coordinates, sq_norms)
+        clipped, released = self.optimizer.preview(coordinates, sq_norms)
         m = coordinates.shape[0]
         own = tf.reduce_sum(tf.square(clipped), 0)
         products = tf.square(tf.reduce_sum(clipped, 0)) - own
@@ -118,7 +118,7 @@ class RankSelection:
 
     def _cost(self):
         """Noise energy of a coordinate, averaged over the horizon."""
-        return self._optimizer.coordinate_stddev**2 / self._horizon
+        return self.optimizer.coordinate_stddev**2 / self._horizon
 
     def log(self, iterations, values):
         """Logs the choice, and why, where it has changed much."""

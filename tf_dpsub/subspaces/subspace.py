@@ -87,14 +87,16 @@ class Subspace(abc.ABC):
                 f"Expected a subspace for the weights of '{model.name}', got "
                 "one that was built for others. Make a new one for each model."
             )
-        if self._step is model.training_step:
-            return
-        self.groups = parameter_groups.make_groups(
-            model.model, variables, self._groups
-        )
-        self.ranks = self._shared_ranks()
-        self._create(model)
-        self._variables, self._step = known, model.training_step
+        if self._variables is None:
+            self.groups = parameter_groups.make_groups(
+                model.model, variables, self._groups
+            )
+            self.ranks = self._shared_ranks()
+            self._create(model)
+            self._variables = known
+        if self._step is not model.training_step:
+            self._follow(model)
+            self._step = model.training_step
 
     @abc.abstractmethod
     def _shared_ranks(self):
@@ -108,6 +110,9 @@ class Subspace(abc.ABC):
             [public_variable([sizes[k], rank]) for k in group.indices]
             for group, rank in zip(self.groups, self.ranks)
         ]
+
+    def _follow(self, model):
+        """Takes up another loss, kind of data or optimizer of the model."""
 
     def begin_run(self, steps):
         """To be told how many steps a run has, before the first of them.

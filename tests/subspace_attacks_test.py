@@ -1,0 +1,520 @@
+"""How far one example moves what a subspace method releases, and ways around.
+
+Batches differ in one example, which is empty in one of them. Whatever it and
+the others are, coordinates move by at most the clip, and so do the embedding
+and the residual of GEP, each by its own.
+"""
+
+import math
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_dpsub
+from tests.optimizers import dpsgd_test
+from tests.subspaces.linear_models import (
+    PARAMETERS,
+    attach,
+    batch_of,
+    flat,
+    make_private,
+    network,
+    orthonormal,
+    product,
+    projected,
+    stored,
+)
+from tf_dpsub import data, gradients
+from tf_dpsub.optimizers import GEP, ProjectedDPSGD
+from tf_dpsub.subspaces import FixedSubspace, PublicSubspace
+
+SIZES = (10, 14)
+SIZE, RANK, BATCH = sum(SIZES), 4, 16
+VICTIM = 5  # the example that differs
+
+BASIS = orthonormal(SIZE, RANK, 3)
+COMPLEMENT = np.linalg.svd(BASIS)[0][:, RANK:]
+
+METHODS = ("pdp", "pdp from a step on", "pdp, ambient", "b-gep", "gep")
+
+
+def make_optimizer(method, subspace, clips=(1.0, 0.2), **arguments):
+    arguments = {
+        "noise_multiplier": 0.0,
+        "l2_norm_clip": clips[0],
+        "batch_size": BATCH,
+        "subspace": subspace,
+        **arguments,
+    }
+    if method == "gep":
+        return GEP("sgd", residual_norm_clip=clips[1], **arguments)
+    if method == "b-gep":
+        return GEP("sgd", residual=False, **arguments)
+    if method == "pdp, ambient":
+        arguments["noise"] = "ambient"
+    if method == "pdp from a step on":
+        arguments["start_step"] = 1  # the first step is of DP-SGD
+    return ProjectedDPSGD("sgd", **arguments)
+
+
+def parts_of(method, released):
+    """What is released, as one vector for each clip."""
+    released = [np.ravel(r).astype("float64") for r in released]
+    if method == "gep":
+        return [released[0], np.concatenate(released[1:])]
+    return [np.concatenate(released)]
+
+
+class Mechanism:
+    """What a method releases of rows that are given, without noise."""
+
+    def __init__(self, method, clips=(1.0, 0.2), basis=BASIS):
+        subspace = FixedSubspace(BASIS, public=True)
+        optimizer = make_optimizer(method, subspace, clips)
+        model = attach(make_private(optimizer, SIZES))
+        for block, part in zip(
+            subspace._blocks[0], np.split(basis, [SIZES[0]])
+        ):
+            block.assign(part)
+        self.method, self.clips = method, clips
+
+        @tf.function(autograph=False)
+        def released(rows, keep):
+            return optimizer.released_sums(
+                optimizer.clipped_sums(stored(model, rows), keep)
+            )
+
+        self._released = released
+
+    def __call__(self, rows, keep):
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            rows = tf.constant(np.asarray(rows).astype("float32"))
+        released = self._released(rows, tf.constant(keep, tf.float32))
+        return parts_of(self.method, released)
+
+    def movement(self, rows, victim=VICTIM):
+        """How far an example moves each part, in clips."""
+        keep = np.ones(len(rows))
+        with_it = self(rows, keep)
+        keep[victim] = 0
+        # What an empty example holds does not matter.
+        without = self(rows, keep)
+        assert all(np.isfinite(p).all() for p in with_it + without)
+        return [
+            np.linalg.norm(a - b) / clip
+            for a, b, clip in zip(with_it, without, self.clips)
+        ]
+
+
+def inside(random, n=1):
+    return random.normal(size=(n, RANK)) @ BASIS.T
+
+
+def outside(random, n=1):
+    return random.normal(size=(n, SIZE - RANK)) @ COMPLEMENT.T
+
+
+def one_entry(value):
+    def make(random):
+        row = random.normal(size=SIZE)
+        row[random.integers(SIZE)] = value
+        return row
+
+    return make
+
+
+def scaled(make):
+    """Of any size that float32 has, and of some whose squares it has not."""
+    return lambda random: make(random)[0] * 10.0 ** random.uniform(-30, 19)
+
+
+VICTIMS = {
+    "ordinary": scaled(lambda random: random.normal(size=(1, SIZE))),
+    "inside": scaled(inside),
+    "outside": scaled(outside),
+    "almost inside": scaled(
+        lambda random: (
+            inside(random) + 10.0 ** random.uniform(-8, -1) * outside(random)
+        )
+    ),
+    "almost outside": scaled(
+        lambda random: (
+            outside(random) + 10.0 ** random.uniform(-8, -1) * inside(random)
+        )
+    ),
+    "few entries": scaled(
+        lambda random: np.eye(SIZE)[random.integers(SIZE, size=1)]
+    ),
+    "of all sizes": lambda random: (
+        random.normal(size=SIZE) * 10.0 ** random.uniform(-40, 18, SIZE)
+    ),
+    "zero": lambda random: np.zeros(SIZE),
+    "denormal": lambda random: 1e-40 * random.normal(size=SIZE),
+    "too large": lambda random: 1e30 * random.normal(size=SIZE),
+    "nan": one_entry(np.nan),
+    "infinite": one_entry(-np.inf),
+    "largest": one_entry(3.4e38),
+}
+
+
+def almost_inside(random):
+    """Others as large in the sum of residuals as they can be.
+
+    What they have outside of the subspace is below the margin of 2^-10 of
+    their energy that keeps them from being scaled up further: that is 32 clips
+    each, which cancel but for rounding.
+    """
+    row = inside(random)
+    size = np.linalg.norm(row)
+    row = row + 2.0**-7 * size * outside(random)
+    return np.tile(10.0 ** random.uniform(0, 15) * row, (BATCH, 1))
+
+
+OTHERS = {
+    "ordinary": lambda random: random.normal(size=(BATCH, SIZE)),
+    "all sizes": lambda random: (
+        random.normal(size=(BATCH, SIZE))
+        * 10.0 ** random.uniform(-20, 18, (BATCH, 1))
+    ),
+    "alike": lambda random: np.tile(random.normal(size=SIZE), (BATCH, 1)),
+    "cancelling": lambda random: (
+        (-1.0) ** np.arange(BATCH)[:, None] * 1e6 * random.normal(size=SIZE)
+    ),
+    "almost inside": almost_inside,
+    "empty": lambda random: np.zeros((BATCH, SIZE)),
+    "not finite": lambda random: np.where(
+        np.arange(BATCH)[:, None] % 2, np.nan, random.normal(size=SIZE)
+    ),
+}
+
+
+def search(mechanism, cases, seed=0):
+    """The largest movements, by part and by kind of victim."""
+    random = np.random.default_rng(seed)
+    reached = {}
+    for case in range(cases):
+        kind = list(VICTIMS)[case % len(VICTIMS)]
+        others = random.choice(list(OTHERS))
+        with np.errstate(over="ignore"):
+            rows = OTHERS[others](random)
+            rows[VICTIM] = VICTIMS[kind](random)
+        moved = mechanism.movement(rows)
+        assert max(moved) <= 1, (kind, others)
+        old = reached.get(kind, np.zeros(len(moved)))
+        reached[kind] = np.maximum(old, moved)
+    return reached
+
+
+class TestSensitivity:
+    @pytest.mark.parametrize(
+        "clips", [(1.0, 0.2), (3e-12, 2e-12), (1e6, 1e3)], ids=str
+    )
+    @pytest.mark.parametrize("method", METHODS)
+    def test_search(self, method, clips):
+        reached = search(Mechanism(method, clips), cases=260)
+        # The clips are reached: the search has seen what it looks for.
+        assert reached["inside"][0] > 0.99
+        if method == "gep":
+            assert reached["outside"][1] > 0.99
+        for kind in ("zero", "nan", "infinite", "largest", "too large"):
+            assert not reached[kind].any()
+        if method in ("pdp", "pdp, ambient"):
+            # Rows are clipped as a whole: what is projected away is lost.
+            assert reached["outside"][0] < 1e-3
+
+    @pytest.mark.parametrize("sign", [1, -1])
+    @pytest.mark.parametrize("rank", [1, RANK])
+    @pytest.mark.parametrize("method", METHODS)
+    def test_basis_is_as_bad_as_it_may_be(self, method, rank, sign):
+        """Up to `||V^T V - I||_F <= 2^-13`, in one direction or in all."""
+        scale = np.ones(RANK)
+        scale[:rank] += sign * 2.0**-14 / math.sqrt(rank)
+        basis = (BASIS * scale).astype("float32")
+        error = np.linalg.norm(np.float64(basis.T) @ basis - np.eye(RANK))
+        assert 0.9 * 2.0**-13 < error < 1.01 * 2.0**-13
+        search(Mechanism(method, basis=basis), cases=130)
+
+    def test_residual_margin_is_needed(self):
+        """Of a row inside, rounding alone is left: it is not scaled up."""
+        mechanism = Mechanism("gep")
+        random = np.random.default_rng(0)
+        rows = 1e10 * inside(random, BATCH)
+        _, residual = mechanism.movement(rows)
+        # 32 clips of what float32 rounds off.
+        assert 0 < residual < 32 * 30 * 2.0**-24
+
+    @pytest.mark.parametrize("method", METHODS)
+    def test_empty_examples_leave_no_trace(self, method):
+        mechanism = Mechanism(method)
+        random = np.random.default_rng(0)
+        rows = random.normal(size=(BATCH, SIZE))
+        keep = np.ones(BATCH)
+        keep[VICTIM] = 0
+        expected = mechanism(rows, keep)
+        for value in (0, 1e18, 1e30, np.nan, np.inf):
+            rows[VICTIM] = value
+            for part, other in zip(expected, mechanism(rows, keep)):
+                np.testing.assert_array_equal(part, other)
+
+
+class TestRunningSums:
+    """Over microbatches, as a step adds them up."""
+
+    @pytest.mark.parametrize("microbatch_size", [2, 16, 64])
+    @pytest.mark.parametrize("method", METHODS)
+    def test_many_microbatches(self, method, microbatch_size):
+        """Large sums round what one example adds, if they are float32."""
+        subspace = FixedSubspace(BASIS, public=True)
+        clips = (1.0, 0.2)
+        optimizer = make_optimizer(
+            method,
+            subspace,
+            clips,
+            batch_size=1024,
+            microbatch_size=microbatch_size,
+        )
+        model = make_private(optimizer, SIZES)
+        attach(model)
+        random = np.random.default_rng(1)
+        for kind in ("alike", "almost inside", "inside"):
+            if kind == "inside":
+                rows = np.tile(100 * inside(random), (1024, 1))
+            else:
+                rows = np.tile(OTHERS[kind](random)[:1], (1024, 1))
+            for make in (inside, outside):
+                changed = rows.copy()
+                changed[700] = 50 * make(random)[0]
+                totals = []
+                for x in (
+                    changed,
+                    np.where(np.arange(1024)[:, None] == 700, 0, changed),
+                ):
+                    batch = batch_of(model, x)
+                    totals.append(
+                        parts_of(
+                            method,
+                            optimizer.released_sums(model.training_step(batch)),
+                        )
+                    )
+                for one, other, clip in zip(*totals, clips):
+                    assert np.linalg.norm(one - other) <= clip
+
+    @pytest.mark.parametrize("method", METHODS)
+    def test_are_the_same_however_they_are_cut(self, method):
+        random = np.random.default_rng(2)
+        rows = almost_inside(random) + random.normal(size=(BATCH, SIZE))
+        found = []
+        for size in (2, 8, 16):
+            optimizer = make_optimizer(
+                method, FixedSubspace(BASIS, public=True), microbatch_size=size
+            )
+            model = attach(make_private(optimizer, SIZES))
+            sums = model.training_step(batch_of(model, rows))
+            found.append(
+                np.concatenate(parts_of(method, optimizer.released_sums(sums)))
+            )
+        for other in found[1:]:
+            error = np.linalg.norm(other - found[0])
+            # Roundings of 16 rows of 32 residual clips.
+            assert error < 16 * 32 * 0.2 * 2.0**-22
+
+
+def layer_step(model, method, dtype, clip):
+    """`dpsgd_test.Step` for a method, on a model with that layer."""
+    plain = model(dtype)
+    subspace = FixedSubspace(
+        orthonormal(plain.count_params(), RANK), public=True
+    )
+    optimizer = make_optimizer(
+        method, subspace, (clip, clip), batch_size=dpsgd_test.BATCH
+    )
+    private = tf_dpsub.make_private(plain)
+    private.compile(optimizer, loss=product)
+    batch = {
+        "x": tf.TensorSpec(
+            [dpsgd_test.BATCH, *plain.input_shape[1:]], plain.inputs[0].dtype
+        ),
+        "y": tf.TensorSpec([dpsgd_test.BATCH, *plain.output_shape[1:]]),
+        "real": tf.TensorSpec([dpsgd_test.BATCH]),
+    }
+    private._prepare_training(batch)
+    scale = dpsgd_test.LOSS_SCALE.get(dtype, 1.0)
+
+    def losses(batch):
+        outputs = tf.cast(plain(batch["x"], training=True), tf.float32)
+        products = tf.reshape(outputs * batch["t"], [outputs.shape[0], -1])
+        return scale * tf.reduce_sum(products, 1), None
+
+    @tf.function(autograph=False)
+    def released(x, t, keep):
+        rows, _ = gradients.per_example_gradients(
+            losses,
+            {"x": x, "t": t},
+            plain.trainable_variables,
+            "graph",
+            scale,
+        )
+        return optimizer.released_sums(optimizer.clipped_sums(rows, keep))
+
+    return dpsgd_test.Step(plain, released)
+
+
+class TestLayers:
+    """The hostile inputs of DP-SGD's tests, where norms are not of rows."""
+
+    @pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
+    @pytest.mark.parametrize("model", dpsgd_test.MODELS)
+    @pytest.mark.parametrize("method", ["pdp", "gep"])
+    def test_one_example_moves_it_by_the_clip(self, method, model, dtype):
+        clip, hostile = dpsgd_test.CLIP, dpsgd_test.HOSTILE
+        step = layer_step(model, method, dtype, clip)
+
+        def released(x, t, keep):
+            sums = step.sums(x, t, tf.constant(keep, tf.float32))
+            return parts_of(method, sums)
+
+        random = np.random.default_rng(0)
+        x, t = step.ordinary(random)
+        everyone = np.ones(dpsgd_test.BATCH)
+        others = everyone.copy()
+        others[hostile] = 0
+        without = released(x, t, others)
+        largest = 0
+        for kind in [kind for kind in dpsgd_test.KINDS for _ in range(2)]:
+            x[hostile], t[hostile] = dpsgd_test.hostile_example(
+                step, kind, random
+            )
+            with_it = released(x, t, everyone)
+            for one, other in zip(with_it, without):
+                assert np.isfinite(one).all(), kind
+                moved = np.linalg.norm(one - other)
+                assert moved <= clip, kind
+                largest = max(largest, moved)
+        if method == "gep":
+            assert largest > 0.98 * clip
+
+
+_random = np.random.default_rng(0)
+X = _random.integers(0, 256, (20, PARAMETERS)).astype("uint8")
+Y = np.ones((20, 1), "float32")
+PUBLIC = _random.integers(0, 256, (9, PARAMETERS)).astype("uint8")
+MIXED = np.concatenate([PUBLIC, X[3:5]])
+
+
+def words(model):
+    return " ".join(model.privacy_statement(1e-5).split())
+
+
+def model_with(public, **arguments):
+    subspace = PublicSubspace(public, Y[: len(public)], rank=2, **arguments)
+    return make_private(projected(subspace, inner=keras.optimizers.SGD(1e-3)))
+
+
+class TestPublicExamplesThatArePrivate:
+    """The basis tells of them, and no noise covers that."""
+
+    @pytest.mark.parametrize("private", [np.uint8, np.float32, np.float64])
+    @pytest.mark.parametrize("public", [np.uint8, np.float32])
+    def test_raise(self, public, private):
+        """In copies of another type, too."""
+        model = model_with(MIXED.astype(public))
+        with pytest.raises(ValueError, match="that are not private.*allow_pri"):
+            model.fit(X.astype(private), Y, verbose=0)
+        assert model.ledger.steps == 0
+
+    def test_raise_in_any_way_of_training(self):
+        model = model_with(MIXED)
+        x = X.astype("float32")
+        with pytest.raises(ValueError, match="that are not private"):
+            model.train_on_batch(x[:8], Y[:8])
+        batches = data.PoissonBatches(x, Y, batch_size=4)
+        with pytest.raises(ValueError, match="that are not private"):
+            model.fit(batches, verbose=0)
+        with pytest.raises(ValueError, match="that are not private"):
+            model.fit(tf.constant(x), tf.constant(Y), verbose=0)
+        assert model.ledger.steps == 0
+
+    def test_raise_with_gep(self):
+        subspace = PublicSubspace(MIXED, Y[:11], rank=2)
+        model = make_private(make_optimizer("gep", subspace, batch_size=4))
+        with pytest.raises(ValueError, match="that are not private"):
+            model.fit(X.astype("float32"), Y, verbose=0)
+
+    def test_are_stated_if_they_are_allowed(self):
+        model = model_with(MIXED, allow_private=True)
+        model.fit(X.astype("float32"), Y, verbose=0)
+        assert model.ledger.steps == 5
+        text = words(model)
+        assert "ε does not cover the private examples among the public" in text
+        # Steps with others take nothing back.
+        clean = projected(PublicSubspace(PUBLIC, Y[:9], rank=2))
+        model.compile(clean, loss=product)
+        model.fit(X.astype("float32"), Y, verbose=0)
+        assert "does not cover the private examples among" in words(model)
+
+    @pytest.mark.parametrize("allow_private", [False, True])
+    def test_where_there_are_none_nothing_is_uncovered(self, allow_private):
+        model = model_with(PUBLIC, allow_private=allow_private)
+        model.fit(X.astype("float32"), Y, verbose=0)
+        assert "does not cover" not in words(model)
+        assert "9 examples with their labels" in words(model)
+
+    def test_are_not_looked_for_in_a_dataset(self):
+        """What cannot be checked is said."""
+        model = model_with(MIXED)
+        dataset = tf.data.Dataset.from_tensor_slices((X.astype("float32"), Y))
+        model.fit(dataset.batch(4), verbose=0)
+        taken = words(model).split("Taken as public:")[1]
+        assert "no public example is private, unchecked" in taken
+
+    def test_are_those_that_span_the_basis(self):
+        """Other ones, written into the array later, would not be compared."""
+        public = PUBLIC.copy()
+        subspace = PublicSubspace(public, Y[:9], rank=2)
+        public[:2] = X[:2]
+        np.testing.assert_array_equal(subspace.public_inputs, PUBLIC)
+
+
+class TestWaysAround:
+    def test_no_other_subspace_after_compiling(self):
+        optimizer = projected(FixedSubspace(orthonormal(PARAMETERS, 2)))
+        public = FixedSubspace(orthonormal(PARAMETERS, 2), public=True)
+        with pytest.raises(AttributeError):
+            optimizer.subspace = public
+
+    def test_a_private_basis_stays_private(self):
+        subspace = FixedSubspace(orthonormal(PARAMETERS, 2))
+        with pytest.raises(AttributeError):
+            subspace.is_public = True
+
+    def test_a_basis_is_not_that_of_the_array_later(self):
+        basis = orthonormal(PARAMETERS, 2).astype("float32")
+        subspace = FixedSubspace(basis, public=True)
+        expected = basis.copy()
+        basis[:] = 7.0
+        model = attach(make_private(projected(subspace)))
+        lifted = flat(subspace.lift(tf.constant([1.0, 0.0])))
+        assert abs(abs(lifted @ expected[:, 0]) - 1) < 1e-5
+        assert model.ledger.steps == 0
+
+    def test_public_data_buy_no_privacy(self):
+        """A larger, or a smaller, public set changes no epsilon."""
+        found = set()
+        for public in (PUBLIC, PUBLIC[:3]):
+            model = model_with(public)
+            model.fit(X.astype("float32"), Y, verbose=0)
+            found.add(model.epsilon(1e-5))
+        model = tf_dpsub.make_private(network())
+        model.compile(
+            tf_dpsub.optimizers.DPSGD(
+                keras.optimizers.SGD(1e-3),
+                noise_multiplier=1.0,
+                l2_norm_clip=1.0,
+                batch_size=4,
+            ),
+            loss=product,
+        )
+        model.fit(X.astype("float32"), Y, verbose=0)
+        assert found == {model.epsilon(1e-5)}
