@@ -225,7 +225,7 @@ class TestGradient:
     @pytest.mark.parametrize("residual", [True, False])
     def test_microbatches_never_change_it(self, residual):
         found = []
-        for size in (1, 2, 3, 7, 8, 64, None):
+        for size in (1, 3, 7, 64, None):
             model = make_private(gep(residual=residual, microbatch_size=size))
             model.train_on_batch(X, Y)
             found.append(flat(model.get_weights()))

@@ -127,7 +127,7 @@ class TestGradient:
     @pytest.mark.parametrize("noise", ["subspace", "ambient"])
     def test_microbatches_never_change_it(self, noise):
         found = []
-        for size in (1, 2, 3, 7, 8, 64, None):
+        for size in (1, 3, 7, 64, None):
             model = make_private(pdpsgd(microbatch_size=size, noise=noise))
             model.train_on_batch(X, Y)
             found.append(flat(model.get_weights()))
