@@ -12,6 +12,7 @@ from tests.subspaces.linear_models import (
     matrix_of,
     orthonormal,
     projected,
+    stored,
 )
 from tf_dpsub.subspaces import PublicSubspace
 
@@ -226,6 +227,17 @@ class TestDirectionsThatAreOff:
         np.testing.assert_allclose(
             coordinates, basis.T @ vector[:, 0], atol=1e-5
         )
+
+    def test_hold_nothing_of_an_example(self):
+        """What GEP takes for inside is not clipped as residual."""
+        subspace = public()
+        model = attached(subspace, 0.02)
+        model.optimizer.prepare(model)
+        basis = matrix_of(subspace)
+        rows = _random.normal(size=(7, PARAMETERS)).astype("float32")
+        embeddings = subspace.project(stored(model, rows)).numpy()
+        assert embeddings[:, :PLANTED].all()
+        np.testing.assert_allclose(embeddings, rows @ basis, atol=1e-5)
 
     def test_do_not_move_the_weights(self):
         """Noise in them would be paid for nothing."""

@@ -111,6 +111,21 @@ class PerExampleGradients(abc.ABC):
                 total += tf.matmul(rows, block)
         return total
 
+    def combinations(self, weights, variables=None):
+        """Linear combinations of the rows, several at once.
+
+        Args:
+            weights: float32 tensor of shape `[batch, k]`.
+            variables: list, the variables that count. Defaults to all.
+
+        Returns:
+            List of float32 tensors of shape `[size of the variable, k]`.
+        """
+        variables = self.variables if variables is None else variables
+        return [
+            combine_rows(weights, self.rows(variable)) for variable in variables
+        ]
+
 
 def tf_variable(variable):
     """The `tf.Variable` of a Keras variable, or the variable itself."""
@@ -150,6 +165,11 @@ def scale_rows(c, x):
     """
     c = tf.reshape(c, [-1] + [1] * (x.shape.rank - 1))
     return c * tf.cast(x, c.dtype)
+
+
+def combine_rows(weights, x):
+    """`[size of a row, k]`, from weights `[batch, k]` and rows `[batch, ...]`."""
+    return tf.matmul(tf.reshape(x, [x.shape[0], -1]), weights, transpose_a=True)
 
 
 def mask_rows(valid, x):

@@ -9,7 +9,7 @@ to fill up with, and returns a basis of each and its orthonormality error.
 
 import tensorflow as tf
 
-from tf_dpsub.gradients.operator import inner_products
+from tf_dpsub.gradients.operator import combine_rows, inner_products
 from tf_dpsub.subspaces import linear_algebra
 
 # Blocks of one cycle of the block Lanczos method.
@@ -36,16 +36,10 @@ class SecondMoments:
         self._gradients, self._batch = gradients, batch
 
     def _fold(self, function, state):
-        """Passes all chunks to a function: blocks of rows of each group."""
-
-        def of_groups(i, rows, state):
-            return function(
-                i, [rows.of(group) for group in self._groups], state
-            )
-
+        """As `PublicGradients.fold`."""
         if self._only is not None:
-            return of_groups(tf.constant(0), self._only, state)
-        return self._gradients.fold(self._batch, of_groups, state)
+            return function(tf.constant(0), self._only, state)
+        return self._gradients.fold(self._batch, function, state)
 
     def times(self, bases):
         """`G^T G V` of each group, in one pass over the rows.
@@ -57,14 +51,18 @@ class SecondMoments:
             The same structure.
         """
 
-        def add(_, rows, totals):
-            products = map(linear_algebra.multiply, rows, bases)
-            return [
-                _plus(total, own, product)
-                for total, own, product in zip(totals, rows, products)
-            ]
+        def product(rows, basis):
+            coordinates = linear_algebra.multiply(rows, basis)
+            return [combine_rows(coordinates, block) for block in rows]
 
-        return self._fold(add, tf.nest.map_structure(tf.zeros_like, bases))
+        def add(_, rows, totals):
+            products = [
+                product(rows.of(group), basis)
+                for group, basis in zip(self._groups, bases)
+            ]
+            return tf.nest.map_structure(tf.add, totals, products)
+
+        return self._fold(add, _zeros_like(bases))
 
     def gram_matrices(self):
         """`G G^T` of each group, `[rows, rows]`, those that pad included."""
@@ -77,9 +75,11 @@ class SecondMoments:
                 return [
                     array.write(
                         i * n + j,
-                        tf.add_n([*map(inner_products, *pair)]),
+                        tf.add_n(
+                            [*map(inner_products, rows_i.of(g), rows_j.of(g))]
+                        ),
                     )
-                    for array, *pair in zip(arrays, rows_i, rows_j)
+                    for array, g in zip(arrays, self._groups)
                 ]
 
             return self._fold(right, arrays)
@@ -116,12 +116,13 @@ class SecondMoments:
         ]
 
         def add(i, rows, totals):
-            return [
-                _plus(total, own, part[i])
-                for total, own, part in zip(totals, rows, parts)
+            sums = [
+                rows.combinations(group, part[i])
+                for group, part in zip(self._groups, parts)
             ]
+            return tf.nest.map_structure(tf.add, totals, sums)
 
-        return self._fold(add, tf.nest.map_structure(tf.zeros_like, bases))
+        return self._fold(add, _zeros_like(bases))
 
 
 def power(moments, bases, iterations):
@@ -216,9 +217,5 @@ def _orthonormal(matrices, fills):
     return list(bases), tf.reduce_max(errors)
 
 
-def _plus(total, rows, products):
-    """Adds `G^T @ products` to blocks."""
-    return [
-        t + tf.matmul(r, products, transpose_a=True)
-        for t, r in zip(total, rows)
-    ]
+def _zeros_like(structure):
+    return tf.nest.map_structure(tf.zeros_like, structure)

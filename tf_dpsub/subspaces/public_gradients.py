@@ -136,6 +136,13 @@ class Rows:
         """Blocks `[rows, size]`, one for each variable of a group."""
         return [self._blocks[k] for k in group.indices]
 
+    def combinations(self, group, weights):
+        """Blocks `[size, k]` of `rows^T @ weights`, of weights `[rows, k]`."""
+        return self._gradients.combinations(
+            self._factors[:, None] * weights,
+            [self._gradients.variables[k] for k in group.indices],
+        )
+
     def gram(self, group):
         """Inner products of the rows in one group, `[rows, rows]`."""
         products = self._gradients.gram(

@@ -31,6 +31,8 @@ def _gradients(model, x, implementation):
         for v in variables
     ]
 
+    weights = tf.constant(rng.normal(size=(BATCH, 2)), tf.float32)
+
     @tf.function(autograph=False)
     def compute(x, y):
         rows, _ = gradients.per_example_gradients(
@@ -43,6 +45,7 @@ def _gradients(model, x, implementation):
             "sum": rows.weighted_sum(c),
             "projection": rows.project(basis),
             "gram": rows.gram(),
+            "combinations": rows.combinations(weights),
             "own": [rows.sq_norms([v]) for v in variables],
         }
 

@@ -301,6 +301,15 @@ class GraphGradients(operator.PerExampleGradients):
     def gram(self, variables=None):
         return tf.add_n([site.gram() for site, _ in self._of(variables)])
 
+    def combinations(self, weights, variables=None):
+        variables = self.variables if variables is None else variables
+        return [
+            site.combinations(weights)
+            if view.keeps_order
+            else operator.combine_rows(weights, self.rows(variable))
+            for variable, (site, view) in zip(variables, self._of(variables))
+        ]
+
     def weighted_sum(self, c):
         return [
             view.pull_back(site.weighted_sum(c))

@@ -20,6 +20,7 @@ from tf_dpsub.gradients.graph import operations
 from tf_dpsub.gradients.graph.constants import static_shape
 from tf_dpsub.gradients.graph.states import Unproven
 from tf_dpsub.gradients.operator import (
+    combine_rows,
     inner_products,
     scale_rows,
     sum_squares,
@@ -116,6 +117,10 @@ class Site(abc.ABC):
     @abc.abstractmethod
     def weighted_sum(self, c):
         """Sum of `c[i]` times row i, of shape `shape` and the type of `c`."""
+
+    def combinations(self, weights):
+        """Sums of `weights[i]` times row i, of shape `[size, k]`."""
+        return combine_rows(weights, self.rows())
 
 
 class Stored(Site):
@@ -284,6 +289,21 @@ class OuterProducts(Site):
         )
         total = tf.reshape(total, self._parts)
         return tf.reshape(_transpose(total, self._order), self.shape)
+
+    def combinations(self, weights):
+        count = weights.shape[1]
+        if (
+            self.terms > 1
+            or self.groups > 1
+            or self._order != sorted(self._order)
+            or count > self.left_size
+        ):
+            return super().combinations(weights)
+        left, right = (tf.squeeze(f, [1, 2]) for f in self.factors)
+        right = right[:, :, None] * weights[:, None, :]
+        right = tf.reshape(right, [self.batch_size, -1])
+        total = tf.matmul(left, right, transpose_a=True)
+        return tf.reshape(total, [-1, count])
 
     def _merge_terms(self, factor):
         if self.groups > 1:

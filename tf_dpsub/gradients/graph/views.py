@@ -34,6 +34,11 @@ class View:
             return None
         return View(self.source, (*self.ops, op))
 
+    @property
+    def keeps_order(self):
+        """Whether it reads the same numbers, one after another."""
+        return not any(op.type in ("Neg", "Transpose") for op in self.ops)
+
     def pull_back(self, gradient):
         """A gradient at the source from one at the end of the view."""
         return self.pull_back_rows(gradient[None])[0] if self.ops else gradient
