@@ -60,7 +60,7 @@ class RunRecorder(keras.callbacks.Callback):
         checkpoint = self._latest()
         if checkpoint is None:
             return
-        model.optimizer.build(model.trainable_variables)
+        model.optimizer.build_for(model)
         model.load_weights(checkpoint)
         text = (self._directory.path / "metrics.csv").read_text("utf-8")
         rows = [

@@ -12,6 +12,7 @@ _MODULES = (
     "callbacks",
     "data",
     "gradients",
+    "layers",
     "models",
     "optimizers",
     "subspaces",

@@ -13,6 +13,7 @@ from tf_dpsub import accounting, model_checks, private_step
 from tf_dpsub.callbacks import private_selection
 from tf_dpsub.data import given_batches, poisson_batches
 from tf_dpsub.data.overlap import count_common
+from tf_dpsub.layers import conversion
 from tf_dpsub.optimizers import clipping
 from tf_dpsub.optimizers.private_optimizer import PrivateOptimizer
 
@@ -238,7 +239,7 @@ class PrivateModel(keras.Model):
 
     def compile_from_config(self, config):
         self.compile(**keras.saving.deserialize_keras_object(config))
-        self.optimizer.build(self.trainable_variables)
+        self.optimizer.build_for(self)
 
     # Training.
 
@@ -662,7 +663,7 @@ class PrivateModel(keras.Model):
     def _prepare_training(self, spec):
         """Builds all state, and the step, once for batches of one kind."""
         with self.distribute_strategy.scope():
-            self.optimizer.build(self.trainable_variables)
+            self.optimizer.build_for(self)
             self._check_weights_of_optimizer()
             spec = tree.map_structure(
                 lambda s: given_batches.microbatch_spec(
@@ -791,6 +792,7 @@ class PrivateModel(keras.Model):
         return {
             "model": keras.saving.serialize_keras_object(self.model),
             "name": self.name,
+            "carrier_ranks": conversion.carrier_ranks(self.model),
         }
 
     @classmethod
@@ -798,6 +800,7 @@ class PrivateModel(keras.Model):
         model = keras.saving.deserialize_keras_object(
             config["model"], custom_objects=custom_objects
         )
+        conversion.set_carrier_ranks(model, config.get("carrier_ranks", {}))
         return cls(model, name=config["name"])
 
     def build_from_config(self, config):

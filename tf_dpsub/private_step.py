@@ -62,7 +62,7 @@ class PrivateStep:
         self.implementation = selection.select_implementation(
             loss_fn,
             spec,
-            model.trainable_variables,
+            self.optimizer.per_example_variables,
             requested=model.optimizer.per_example,
             states=self._changed_states,
             compute_dtype=model.model.compute_dtype,
@@ -192,7 +192,7 @@ class PrivateStep:
         return gradients.per_example_gradients(
             self._loss_fn(loss_scale),
             part,
-            self._model.trainable_variables,
+            self.optimizer.per_example_variables,
             self.implementation,
             loss_scale,
         )

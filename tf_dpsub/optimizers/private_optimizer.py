@@ -95,6 +95,22 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
 
     # What it knows beside private data.
 
+    def build_for(self, model):
+        """Creates all state that is saved, for the weights of a model.
+
+        Args:
+            model: `tf_dpsub.PrivateModel`.
+
+        Raises:
+            ValueError: if the mechanism cannot train that model.
+        """
+        self.build(model.trainable_variables)
+
+    @property
+    def per_example_variables(self):
+        """What per-example gradients are with respect to, list of variables."""
+        return self._trainable_variables
+
     def attach(self, model):
         """Creates public state for a model, once its step is built.
 

@@ -1,0 +1,486 @@
+"""RGP: carriers are released, kernels are trained."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_dpsub
+from tf_dpsub import gradients, layers
+from tf_dpsub.optimizers import DPSGD, RGP
+
+BATCH, RANK = 16, 3
+
+_random = np.random.default_rng(0)
+X = _random.normal(size=(BATCH, 5, 8)).astype("float32")
+Y = _random.integers(0, 3, BATCH)
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def network():
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input(X.shape[1:])
+    x = keras.layers.MultiHeadAttention(2, 4, name="attention")(inputs, inputs)
+    x = keras.layers.LayerNormalization(name="norm")(x)
+    x = keras.layers.Dense(10, "tanh", name="hidden")(x)
+    x = keras.layers.Reshape((5, 5, 2))(x)
+    x = keras.layers.Conv2D(6, 2, name="convolution")(x)
+    x = keras.layers.Flatten()(x)
+    return keras.Model(inputs, keras.layers.Dense(3, name="logits")(x))
+
+
+def rgp(inner=None, **arguments):
+    defaults = {
+        "noise_multiplier": 0.0,
+        "l2_norm_clip": float("inf"),
+        "batch_size": BATCH,
+        "seed": 0,
+    }
+    if inner is None:
+        inner = keras.optimizers.SGD(1.0)
+    return RGP(inner, **{**defaults, **arguments})
+
+
+def private(optimizer, rank=RANK, model=None, **compiled):
+    model = network() if model is None else model
+    if rank is not None:
+        layers.reparametrize(model, rank)
+    model = tf_dpsub.make_private(model)
+    model.compile(optimizer, LOSS, **compiled)
+    return model
+
+
+def carriers(model):
+    return {
+        layer.name: layer.carriers
+        for layer in layers.reparametrized_layers(model.model)
+    }
+
+
+def factors(own):
+    return (
+        np.reshape(own.left, [own.inputs, own.rank]),
+        np.reshape(own.right, [own.rank, own.outputs]),
+    )
+
+
+def kernel(model, name):
+    own = carriers(model)[name]
+    return own.matrix(tf.constant(own.kernel.numpy())).numpy()
+
+
+def true_gradients(model):
+    variables = [v.value for v in model.trainable_variables]
+    with tf.GradientTape() as tape:
+        loss = LOSS(Y, model.model(X, training=True))
+    return [tf.convert_to_tensor(g) for g in tape.gradient(loss, variables)]
+
+
+def step(model):
+    """The gradients that the inner optimizer got, with rate 1."""
+    before = model.get_weights()
+    model.train_on_batch(X, Y)
+    return [a - b for a, b in zip(before, model.get_weights())]
+
+
+def by_kernel(model, tensors):
+    """Matrices of the kernels that have carriers."""
+    of = {id(c.kernel): (n, c) for n, c in carriers(model).items()}
+    return {
+        of[id(v)][0]: of[id(v)][1].matrix(tf.constant(t)).numpy()
+        for v, t in zip(model.trainable_variables, tensors)
+        if id(v) in of
+    }
+
+
+def prepared(optimizer, **arguments):
+    """A model whose carriers are made, without a step."""
+    model = private(optimizer, **arguments)
+    model.optimizer.build_for(model)
+    model.optimizer.prepare(model)
+    return model
+
+
+def assert_orthonormal(own, atol=1e-5):
+    left, right = factors(own)
+    np.testing.assert_allclose(left.T @ left, np.eye(own.rank), atol=atol)
+    np.testing.assert_allclose(right @ right.T, np.eye(own.rank), atol=atol)
+
+
+class TestGradient:
+    def test_is_projected_on_columns_of_l_and_rows_of_r(self):
+        model = private(rgp())
+        expected = by_kernel(model, true_gradients(model))
+        found = by_kernel(model, step(model))
+        assert len(found) == 4 + 1 + 1 + 1
+        for name, own in carriers(model).items():
+            left, right = factors(own)
+            gradient = expected[name]
+            inside = left @ left.T @ gradient
+            inside += (gradient - inside) @ right.T @ right
+            np.testing.assert_allclose(found[name], inside, atol=1e-6)
+
+    @pytest.mark.parametrize("rank", [2, 8])
+    def test_the_common_part_counts_once(self, rank):
+        """With a plus in place of the minus, it would count three times."""
+        model = network()
+        layers.reparametrize(model, rank, include=["hidden"])
+        model = private(rgp(), rank=None, model=model)
+        gradient = by_kernel(model, true_gradients(model))["hidden"]
+        found = by_kernel(model, step(model))["hidden"]
+        left, right = factors(carriers(model)["hidden"])
+        by_left, by_right = gradient @ right.T, left.T @ gradient
+        both = by_left @ right + left @ by_right
+        common = left @ (left.T @ by_left) @ right
+        np.testing.assert_allclose(found, both - common, atol=1e-6)
+        assert np.abs(found - (both + common)).max() > 1e-3
+        if rank == 8:
+            np.testing.assert_allclose(found, gradient, atol=1e-6)
+
+    def test_projecting_again_changes_nothing(self):
+        model = private(rgp())
+        found = by_kernel(model, step(model))
+        for name, own in carriers(model).items():
+            left, right = factors(own)
+            once = found[name]
+            inside = left @ left.T @ once
+            twice = inside + (once - inside) @ right.T @ right
+            np.testing.assert_allclose(twice, once, atol=1e-6)
+
+    @pytest.mark.parametrize("kind", ["history", "weight", "random"])
+    def test_is_the_true_one_at_full_rank(self, kind):
+        model = network()
+        for layer in ("query", "key", "value", "output", "hidden"):
+            layers.reparametrize(model, 8, include=[layer])
+        layers.reparametrize(model, 6, include=["convolution"])
+        layers.reparametrize(model, 3, include=["logits"])
+        model = private(rgp(carriers=kind), rank=None, model=model)
+        expected = true_gradients(model)
+        for found, wanted in zip(step(model), expected):
+            np.testing.assert_allclose(found, wanted, atol=2e-6)
+
+    def test_other_weights_get_their_whole_gradient(self):
+        model = private(rgp())
+        names = {id(own.kernel) for own in carriers(model).values()}
+        expected = true_gradients(model)
+        found = step(model)
+        others = 0
+        for v, a, b in zip(model.trainable_variables, found, expected):
+            if id(v) not in names:
+                np.testing.assert_allclose(a, b, atol=1e-6)
+                others += 1
+        assert others == len(expected) - 7
+
+    @pytest.mark.parametrize("per_example", ["graph", "vectorized_map"])
+    def test_implementations_agree(self, per_example):
+        found = []
+        for kind in ("auto", per_example):
+            model = private(rgp(l2_norm_clip=0.1, per_example=kind))
+            found.append(step(model))
+        for a, b in zip(*found):
+            np.testing.assert_allclose(a, b, atol=1e-6)
+
+    def test_microbatches_never_change_it(self):
+        found = []
+        for size in (5, None):
+            model = private(rgp(l2_norm_clip=0.1, microbatch_size=size))
+            found.append(step(model))
+        for a, b in zip(*found):
+            np.testing.assert_allclose(a, b, atol=1e-6)
+
+    def test_inner_optimizer_sees_whole_kernels_alone(self):
+        model = private(rgp(keras.optimizers.Adam()))
+        step(model)
+        shapes = [tuple(v.shape) for v in model.trainable_variables]
+        inner = model.optimizer.inner_optimizer
+        assert inner._trainable_variables == model.trainable_variables
+        assert [tuple(v.shape) for v in inner._momentums] == shapes
+
+
+class TestRelease:
+    def sums(self, model, rows, keep=None):
+        keep = tf.ones([len(rows[0])]) if keep is None else keep
+        stored = gradients.StoredGradients(
+            model.optimizer.per_example_variables,
+            [tf.constant(r, tf.float32) for r in rows],
+        )
+        sums = model.optimizer.clipped_sums(stored, tf.cast(keep, tf.float32))
+        return np.concatenate([np.ravel(s) for s in sums]).astype("float64")
+
+    def rows(self, model, scale=1.0):
+        return [
+            scale * _random.normal(size=[BATCH, *v.shape])
+            for v in model.optimizer.per_example_variables
+        ]
+
+    def test_is_as_small_as_the_carriers(self):
+        model = prepared(rgp())
+        released = sum(np.prod(s) for s in model.optimizer.sum_shapes())
+        parts = carriers(model).values()
+        kernels = sum(own.inputs * own.outputs for own in parts)
+        assert released == model.count_params() - kernels + sum(
+            RANK * (own.inputs + own.outputs) for own in parts
+        )
+
+    @pytest.mark.parametrize(
+        "scale", [1e-30, 1e-6, 1.0, 1e6, 1e15, 1e25, np.inf, np.nan]
+    )
+    def test_one_example_moves_it_by_the_clip(self, scale):
+        model = prepared(rgp(l2_norm_clip=0.7))
+        rows = self.rows(model)
+        for row in rows:
+            row[3] *= scale
+        keep = np.ones(BATCH)
+        with_it = self.sums(model, rows, keep)
+        keep[3] = 0
+        moved = np.linalg.norm(with_it - self.sums(model, rows, keep))
+        assert np.all(np.isfinite(with_it))
+        assert moved <= 0.7
+        if 1 <= scale <= 1e15:
+            assert moved > 0.69
+
+    def test_all_parts_are_clipped_as_one(self):
+        """Carriers apart, each would have a clip of its own."""
+        model = prepared(rgp(l2_norm_clip=1.0))
+        rows = self.rows(model)
+        sums = self.sums(model, rows, np.eye(BATCH)[0])
+        expected = np.concatenate([np.ravel(row[0]) for row in rows])
+        expected /= np.linalg.norm(expected)
+        np.testing.assert_allclose(sums, expected * (1 - 2.0**-10), atol=1e-6)
+
+    def test_noise_is_that_of_the_clip(self):
+        model = prepared(rgp(noise_multiplier=2.0, l2_norm_clip=0.5))
+        shapes = model.optimizer.sum_shapes()
+        assert model.optimizer.noise_stddevs() == [1.0] * len(shapes)
+        draws = model.optimizer.draw_noise(
+            tf.constant([1, 2], tf.int64), shapes
+        )
+        values = np.concatenate([np.ravel(d) for d in draws])
+        assert 0.9 < np.std(values) < 1.1
+
+    def test_is_accounted_for_as_dpsgd(self):
+        found = []
+        for make in (RGP, DPSGD):
+            optimizer = make(
+                keras.optimizers.SGD(0.1),
+                noise_multiplier=1.3,
+                l2_norm_clip=1.0,
+                batch_size=4,
+            )
+            model = private(optimizer)
+            model.fit(X, Y, epochs=2, verbose=0)
+            found.append(model.epsilon(1e-5))
+        assert found[0] == found[1] > 0
+        assert "RGP" not in model.privacy_statement(1e-5)
+
+
+class TestCarriers:
+    def plant(self, own, base=0.0):
+        """Adds a matrix of three strong directions to a kernel."""
+        rows, columns = (
+            np.linalg.qr(_random.normal(size=(n, min(own.inputs, own.outputs))))
+            for n in (own.inputs, own.outputs)
+        )
+        rows, columns = rows[0], columns[0]
+        values = np.where(np.arange(rows.shape[1]) < RANK, 1.0, 0.01)
+        own.kernel.assign(
+            base
+            + own.like_kernel(
+                tf.constant((rows * values) @ columns.T, tf.float32)
+            )
+        )
+        return rows[:, :RANK], columns[:, :RANK]
+
+    @pytest.mark.parametrize("start", ["warm", "gaussian"])
+    @pytest.mark.parametrize("kind", ["history", "weight"])
+    @pytest.mark.parametrize("steps", [0, 4, 5, 6])
+    def test_follow_the_weights_and_then_the_history(self, kind, start, steps):
+        model = prepared(
+            rgp(carriers=kind, start=start, warmup_steps=5, power_iterations=3)
+        )
+        has_history = kind == "history" and steps >= 5
+        for name, own in carriers(model).items():
+            base = own.kernel.numpy() if has_history else 0.0
+            planted = self.plant(own, base)
+            model.optimizer.inner_optimizer.iterations.assign(steps)
+            model.optimizer.prepare(model)
+            left, right = factors(own)
+            for found, expected in zip((left, right.T), planted):
+                overlap = np.linalg.svd(expected.T @ found, compute_uv=False)
+                assert overlap.min() > 0.999, name
+
+    def test_a_warm_start_needs_one_iteration(self):
+        """The last R is near what the next one will be."""
+        missed = {}
+        for start in ("warm", "gaussian"):
+            model = prepared(rgp(carriers="weight", start=start))
+            u, s, _ = np.linalg.svd(kernel(model, "hidden"))
+            for step in range(100):
+                model.optimizer.inner_optimizer.iterations.assign(step)
+                model.optimizer.prepare(model)
+            left, _ = factors(carriers(model)["hidden"])
+            missed[start] = RANK - np.linalg.norm(u[:, :RANK].T @ left) ** 2
+        assert missed["warm"] < 1e-3 < 0.1 < missed["gaussian"]
+
+    def test_are_orthonormal_without_any_history(self):
+        model = prepared(rgp(warmup_steps=0))
+        for own in carriers(model).values():
+            assert_orthonormal(own)
+            # Random directions, no axes.
+            left, _ = factors(own)
+            assert np.count_nonzero(np.abs(left) > 1e-3) > left.size / 2
+
+    @pytest.mark.parametrize("scale", [1e-30, 1e-12, 1.0, 1e12, 1e30])
+    @pytest.mark.parametrize("rank", [1, 2])
+    def test_are_orthonormal_where_the_history_has_a_lower_rank(
+        self, rank, scale
+    ):
+        model = prepared(rgp(carriers="weight"))
+        for own in carriers(model).values():
+            matrix = _random.normal(size=(own.inputs, rank)) @ (
+                _random.normal(size=(rank, own.outputs))
+            )
+            own.kernel.assign(
+                own.like_kernel(tf.constant(scale * matrix, tf.float32))
+            )
+        expected = {name: kernel(model, name) for name in carriers(model)}
+        for _ in range(2):
+            model.optimizer.prepare(model)
+        for name, own in carriers(model).items():
+            assert_orthonormal(own)
+            left, _ = factors(own)
+            u, _, _ = np.linalg.svd(expected[name])
+            overlap = np.linalg.svd(u[:, :rank].T @ left, compute_uv=False)
+            assert overlap.min() > 0.999
+
+    def test_random_ones_are_drawn_at_each_step(self):
+        seen = []
+        for seed, steps in ((0, 0), (0, 1), (0, 0), (1, 0)):
+            model = prepared(rgp(carriers="random", seed=seed))
+            model.optimizer.inner_optimizer.iterations.assign(steps)
+            model.optimizer.prepare(model)
+            for own in carriers(model).values():
+                assert_orthonormal(own)
+            # Layers of one shape have their own.
+            seen += [factors(carriers(model)[n])[0] for n in ("query", "key")]
+        np.testing.assert_array_equal(seen[0], seen[4])
+        del seen[4:6]
+        for k, first in enumerate(seen):
+            for second in seen[:k]:
+                assert np.abs(first - second).max() > 0.1
+
+    def test_frozen_weights_stay_what_they_are(self):
+        model = network()
+        layers.reparametrize(model, RANK)
+        model.get_layer("hidden").trainable = False
+        frozen = [w.copy() for w in model.get_layer("hidden").get_weights()]
+        model = private(
+            rgp(noise_multiplier=1.0, l2_norm_clip=1.0), None, model
+        )
+        model.fit(X, Y, epochs=2, verbose=0)
+        after = model.model.get_layer("hidden").get_weights()
+        for a, b in zip(frozen, after):
+            np.testing.assert_array_equal(a, b)
+
+
+class TestState:
+    def test_history_begins_with_the_first_step(self):
+        """Weights may be loaded after the optimizer was built."""
+        model = private(rgp())
+        model.optimizer.build_for(model)
+        weights = [w + 1 for w in model.get_weights()]
+        model.set_weights(weights)
+        step(model)
+        own = carriers(model)["hidden"]
+        (initial,) = [
+            v
+            for v, c in zip(model.optimizer._initial, model.optimizer._found)
+            if c is own
+        ]
+        index = [id(v) for v in model.weights].index(id(own.kernel))
+        np.testing.assert_array_equal(initial, weights[index])
+        step(model)
+        np.testing.assert_array_equal(initial, weights[index])
+
+    def make(self):
+        return private(
+            rgp(keras.optimizers.Adam(0.1), warmup_steps=2, carriers="history")
+        )
+
+    def test_a_resumed_run_goes_on_as_it_would_have(self, tmp_path):
+        model = self.make()
+        for _ in range(4):
+            model.train_on_batch(X, Y)
+        model.save_weights(tmp_path / "model.weights.h5")
+        model.train_on_batch(X, Y)
+        resumed = self.make()
+        resumed.optimizer.build_for(resumed)
+        resumed.load_weights(tmp_path / "model.weights.h5")
+        resumed.train_on_batch(X, Y)
+        for a, b in zip(resumed.get_weights(), model.get_weights()):
+            np.testing.assert_array_equal(a, b)
+
+    def test_a_saved_model_goes_on_as_it_would_have(self, tmp_path):
+        model = self.make()
+        for _ in range(4):
+            model.train_on_batch(X, Y)
+        model.save(tmp_path / "model.keras")
+        model.train_on_batch(X, Y)
+        resumed = keras.saving.load_model(tmp_path / "model.keras")
+        resumed.train_on_batch(X, Y)
+        for a, b in zip(resumed.get_weights(), model.get_weights()):
+            np.testing.assert_array_equal(a, b)
+
+    def test_another_rank_is_refused(self, tmp_path):
+        model = self.make()
+        model.train_on_batch(X, Y)
+        model.save_weights(tmp_path / "model.weights.h5")
+        other = private(rgp(keras.optimizers.Adam(0.1)), rank=2)
+        other.optimizer.build_for(other)
+        with pytest.raises(ValueError, match="Reparametrize.*ranks"):
+            other.load_weights(tmp_path / "model.weights.h5")
+
+    def test_config_is_whole(self):
+        optimizer = rgp(
+            carriers="weight",
+            warmup_steps=7,
+            power_iterations=2,
+            start="gaussian",
+        )
+        again = RGP.from_config(optimizer.get_config())
+        assert again.get_config() == optimizer.get_config()
+        assert (again.carriers, again.warmup_steps) == ("weight", 7)
+        assert (again.power_iterations, again.start) == (2, "gaussian")
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        "arguments, message",
+        [
+            ({"carriers": "past"}, "Expected carriers in.*got 'past'"),
+            ({"start": "cold"}, "Expected start in.*got 'cold'"),
+            ({"warmup_steps": -1}, "Expected warmup_steps >= 0"),
+            ({"warmup_steps": 1.5}, "Expected warmup_steps >= 0"),
+            ({"power_iterations": 0}, "Expected power_iterations >= 1"),
+        ],
+    )
+    def test_arguments(self, arguments, message):
+        with pytest.raises(ValueError, match=message):
+            rgp(**arguments)
+
+    def test_a_model_without_carriers(self):
+        model = private(rgp(), rank=None)
+        with pytest.raises(ValueError, match="carriers.*reparametrize"):
+            model.fit(X, Y, verbose=0)
+
+    def test_a_model_whose_carriers_are_frozen(self):
+        model = network()
+        layers.reparametrize(model, RANK, include=["hidden"])
+        model.get_layer("hidden").trainable = False
+        model = private(rgp(), rank=None, model=model)
+        with pytest.raises(ValueError, match="none of whose trainable layers"):
+            model.fit(X, Y, verbose=0)
+
+    def test_weights_alone(self):
+        with pytest.raises(RuntimeError, match="without a model"):
+            rgp().build(network().trainable_variables)
