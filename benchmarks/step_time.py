@@ -8,52 +8,16 @@ import json
 import statistics
 
 import keras
-import numpy as np
 from absl import app, flags
 
 import tf_dpsub
-from benchmarks.steps import cnn, measure_steps, step
+from benchmarks.steps import bert, cnn, measure_steps, resnet20, step
 
 _MODELS = flags.DEFINE_list(
     "models", ["cnn", "resnet20", "bert"], "Which of them to measure."
 )
 _BLOCKS = flags.DEFINE_integer("blocks", 7, "Blocks of steps of each kind.")
 _JSON = flags.DEFINE_bool("json", False, "Prints JSON.")
-
-
-def resnet20():
-    """ResNet-20 with GroupNorm, batch 256."""
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(256, 32, 32, 3)).astype("float32")
-    y = rng.integers(0, 10, 256)
-    return tf_dpsub.models.resnet20_gn(), x, y, 1
-
-
-def bert():
-    """BERT with 6 layers of width 384, embeddings frozen, batch 32 x 64."""
-    import keras_hub
-
-    backbone = keras_hub.models.BertBackbone(
-        vocabulary_size=30522,
-        num_layers=6,
-        num_heads=6,
-        hidden_dim=384,
-        intermediate_dim=1536,
-        max_sequence_length=128,
-        dropout=0.0,
-    )
-    for layer in backbone.layers:
-        if "embedding" in layer.name:
-            layer.trainable = False
-    outputs = backbone(backbone.input)["pooled_output"]
-    model = keras.Model(backbone.input, keras.layers.Dense(2)(outputs))
-    rng = np.random.default_rng(0)
-    x = {
-        "token_ids": rng.integers(0, 30522, (32, 64)).astype("int32"),
-        "segment_ids": np.zeros((32, 64), "int32"),
-        "padding_mask": np.ones((32, 64), "int32"),
-    }
-    return model, x, rng.integers(0, 2, 32), 1
 
 
 def measure(build, blocks):
@@ -63,7 +27,7 @@ def measure(build, blocks):
 
     def private(noise_multiplier, **kwargs):
         return step(
-            tf_dpsub.make_private(keras.models.clone_model(model)),
+            tf_dpsub.make_private(build()[0]),
             x,
             y,
             tf_dpsub.optimizers.DPSGD(

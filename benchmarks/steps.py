@@ -18,6 +18,49 @@ def cnn():
     return tf_dpsub.models.mnist_cnn(), x, y, 20
 
 
+def resnet20():
+    """ResNet-20 with GroupNorm, batch 256."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(256, 32, 32, 3)).astype("float32")
+    y = rng.integers(0, 10, 256)
+    return tf_dpsub.models.resnet20_gn(), x, y, 1
+
+
+def bert():
+    """BERT with 6 layers of width 384, embeddings frozen, batch 32 x 64."""
+    import keras_hub
+
+    backbone = keras_hub.models.BertBackbone(
+        vocabulary_size=30522,
+        num_layers=6,
+        num_heads=6,
+        hidden_dim=384,
+        intermediate_dim=1536,
+        max_sequence_length=128,
+        dropout=0.0,
+    )
+    for layer in backbone.layers:
+        if "embedding" in layer.name:
+            layer.trainable = False
+    outputs = backbone(backbone.input)["pooled_output"]
+    model = keras.Model(backbone.input, keras.layers.Dense(2)(outputs))
+    rng = np.random.default_rng(0)
+    x = {
+        "token_ids": rng.integers(0, 30522, (32, 64)).astype("int32"),
+        "segment_ids": np.zeros((32, 64), "int32"),
+        "padding_mask": np.ones((32, 64), "int32"),
+    }
+    return model, x, rng.integers(0, 2, 32), 1
+
+
+def wrn28_4():
+    """WRN-28-4 with GroupNorm, batch 64."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(64, 32, 32, 3)).astype("float32")
+    y = rng.integers(0, 10, 64)
+    return tf_dpsub.models.wide_resnet_gn(), x, y, 1
+
+
 def step(model, x, y, optimizer, batch):
     """A function that makes one training step, on one batch in memory."""
     model.compile(
