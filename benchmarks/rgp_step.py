@@ -39,9 +39,7 @@ def measure(build, rank, blocks):
     )
     times = timed.measure_steps(
         {
-            "plain": timed.step(
-                model, x, y, keras.optimizers.SGD(0.01), batch
-            ),
+            "plain": timed.step(model, x, y, keras.optimizers.SGD(0.01), batch),
             "RGP": timed.step(private, x, y, optimizer, batch),
         },
         count,

@@ -3,14 +3,21 @@
 import difflib
 
 from tf_dpsub.models.cnn import gep_mnist_cnn, mnist_cnn
+from tf_dpsub.models.language_models import (
+    bert_classifier,
+    gpt2,
+    roberta_classifier,
+)
 from tf_dpsub.models.mlp import mlp
 from tf_dpsub.models.resnet import resnet20_gn, wide_resnet_gn
 
 NAMES = {
+    "bert_classifier": bert_classifier,
     "gep_mnist_cnn": gep_mnist_cnn,
     "mlp": mlp,
     "mnist_cnn": mnist_cnn,
     "resnet20_gn": resnet20_gn,
+    "roberta_classifier": roberta_classifier,
     "wide_resnet_gn": wide_resnet_gn,
 }
 

@@ -1,0 +1,336 @@
+"""Transformers of keras_hub: from a preset, from a folder, or random."""
+
+import json
+import pathlib
+
+from tf_dpsub.models import hugging_face
+
+# What checkpoints call activations that Keras knows by another name.
+_TANH_GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
+
+
+def bert_classifier(
+    input_shape=(),
+    num_classes=2,
+    *,
+    preset=None,
+    folder=None,
+    sequence_length=128,
+    dropout=None,
+    **sizes,
+):
+    """Builds a BERT encoder with a classifier of texts on its first token.
+
+    Args:
+        input_shape: tuple, `()`: an input is one text.
+        num_classes: int, number of logits. Defaults to `2`.
+        preset: string, of keras_hub, such as `"bert_base_en_uncased"`, which is
+            downloaded. Defaults to `None`.
+        folder: string or path-like, of a Hugging Face checkpoint: config.json,
+            .safetensors files and vocab.txt. Defaults to `None`. With neither,
+            weights are random, and inputs are tokens: `token_ids`,
+            `segment_ids` and `padding_mask`.
+        sequence_length: int, tokens of a text, which is cut or padded to it.
+            Defaults to `128`.
+        dropout: float, of all layers; of the classifier alone with a preset.
+            Defaults to `None`, that of the checkpoint, or 0.1.
+        **sizes: those of `keras_hub.models.BertBackbone` for random weights,
+            such as `num_layers`, `hidden_dim` and `activation`. Defaults to
+            BERT-base's.
+
+    Returns:
+        A `keras_hub.models.BertTextClassifier`, to logits
+        `[batch, num_classes]`. Parts with weights are called `token_embedding`,
+        `transformer_layer_0` and so on, `pooled_dense` and `logits`.
+
+    Raises:
+        ValueError: if both sources are given, the folder does not fit, or
+            `sequence_length` exceeds the positions that the model has.
+        ImportError: if keras_hub is not installed.
+
+    Example:
+
+    ```python
+    model = tf_dpsub.models.bert_classifier(folder="all-MiniLM-L6-v2")
+    ```
+
+    Reference:
+        - [Devlin et al., 2019](https://arxiv.org/abs/1810.04805)
+    """
+    hub = _keras_hub()
+    from tf_dpsub.models.bert_backbone import BertBackbone
+
+    _check_sources(preset, folder, sizes)
+    if preset is not None:
+        return _from_preset(
+            hub.models.BertTextClassifier,
+            preset,
+            sequence_length,
+            num_classes=num_classes,
+            dropout=dropout,
+        )
+    preprocessor = None
+    if folder is None:
+        backbone = BertBackbone(
+            **_random_sizes(sizes, dropout, vocabulary_size=30522)
+        )
+    else:
+        checkpoint = hugging_face.Checkpoint.read(folder, "bert")
+        config = checkpoint.expect("bert")
+        backbone = BertBackbone(
+            **_encoder_sizes(config, dropout),
+            max_sequence_length=config["max_position_embeddings"],
+            num_segments=config["type_vocab_size"],
+            activation=_activation(config["hidden_act"]),
+        )
+        checkpoint.fill(backbone, hugging_face.bert)
+        preprocessor = hub.models.BertTextClassifierPreprocessor(
+            _bert_tokenizer(hub, checkpoint.path), sequence_length
+        )
+    _check_length(sequence_length, backbone)
+    return hub.models.BertTextClassifier(
+        backbone,
+        num_classes=num_classes,
+        preprocessor=preprocessor,
+        dropout=backbone.dropout,
+    )
+
+
+def roberta_classifier(
+    input_shape=(),
+    num_classes=2,
+    *,
+    preset=None,
+    folder=None,
+    sequence_length=128,
+    dropout=None,
+    **sizes,
+):
+    """Builds a RoBERTa encoder with a classifier of texts on its first token.
+
+    DistilRoBERTa is one of six layers, random by default.
+
+    Args: as `bert_classifier`; the tokenizer of a folder is in vocab.json and
+        merges.txt, inputs of a random model are `token_ids` and
+        `padding_mask`.
+
+    Returns:
+        A `keras_hub.models.RobertaTextClassifier`.
+
+    Raises:
+        ValueError: as `bert_classifier`.
+        ImportError: as `bert_classifier`.
+
+    Reference:
+        - [Liu et al., 2019](https://arxiv.org/abs/1907.11692)
+        - [Sanh et al., 2019](https://arxiv.org/abs/1910.01108)
+    """
+    hub = _keras_hub()
+    _check_sources(preset, folder, sizes)
+    if preset is not None:
+        return _from_preset(
+            hub.models.RobertaTextClassifier,
+            preset,
+            sequence_length,
+            num_classes=num_classes,
+            dropout=dropout,
+        )
+    preprocessor = None
+    if folder is None:
+        backbone = hub.models.RobertaBackbone(
+            **_random_sizes(
+                {"num_layers": 6} | sizes, dropout, vocabulary_size=50265
+            )
+        )
+    else:
+        checkpoint = hugging_face.Checkpoint.read(folder, "roberta")
+        config = checkpoint.expect("roberta")
+        if _activation(config["hidden_act"]) != "gelu":
+            raise ValueError(
+                f"Expected the exact GELU in {folder}, which keras_hub's "
+                f"RoBERTa has, got {config['hidden_act']!r}."
+            )
+        backbone = hub.models.RobertaBackbone(
+            **_encoder_sizes(config, dropout),
+            # Two positions are of padding.
+            max_sequence_length=config["max_position_embeddings"] - 2,
+        )
+        checkpoint.fill(backbone, hugging_face.roberta)
+        preprocessor = hub.models.RobertaTextClassifierPreprocessor(
+            _byte_pair_tokenizer(hub.models.RobertaTokenizer, checkpoint.path),
+            sequence_length,
+        )
+    _check_length(sequence_length, backbone)
+    return hub.models.RobertaTextClassifier(
+        backbone,
+        num_classes=num_classes,
+        preprocessor=preprocessor,
+        dropout=backbone.dropout,
+    )
+
+
+def gpt2(
+    *,
+    preset=None,
+    folder=None,
+    sequence_length=128,
+    dropout=None,
+    **sizes,
+):
+    """Builds a GPT-2 language model, whose output weights are its embedding.
+
+    DistilGPT-2 is one of six layers.
+
+    Args: as `bert_classifier`; the tokenizer of a folder is in vocab.json and
+        merges.txt, inputs of a random model are `token_ids` and
+        `padding_mask`.
+
+    Returns:
+        A `keras_hub.models.GPT2CausalLM`, to logits
+        `[batch, sequence, vocabulary]`.
+
+    Raises:
+        ValueError: as `bert_classifier`.
+        ImportError: as `bert_classifier`.
+
+    Reference:
+        - [Radford et al., 2019](
+          https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf)
+    """
+    hub = _keras_hub()
+    _check_sources(preset, folder, sizes)
+    if preset is not None:
+        return _from_preset(
+            hub.models.GPT2CausalLM, preset, sequence_length, dropout=dropout
+        )
+    preprocessor = None
+    if folder is None:
+        backbone = hub.models.GPT2Backbone(
+            **_random_sizes(sizes, dropout, vocabulary_size=50257)
+        )
+    else:
+        checkpoint = hugging_face.Checkpoint.read(folder, "transformer")
+        config = checkpoint.expect("gpt2")
+        if config["activation_function"] not in _TANH_GELU:
+            raise ValueError(
+                f"Expected the tanh form of GELU in {folder}, which keras_hub's "
+                f"GPT-2 has, got {config['activation_function']!r}."
+            )
+        backbone = hub.models.GPT2Backbone(
+            vocabulary_size=config["vocab_size"],
+            num_layers=config["n_layer"],
+            num_heads=config["n_head"],
+            hidden_dim=config["n_embd"],
+            intermediate_dim=config.get("n_inner") or 4 * config["n_embd"],
+            dropout=config["resid_pdrop"] if dropout is None else dropout,
+            max_sequence_length=config["n_positions"],
+        )
+        checkpoint.fill(backbone, hugging_face.gpt2)
+        preprocessor = hub.models.GPT2CausalLMPreprocessor(
+            _byte_pair_tokenizer(hub.models.GPT2Tokenizer, checkpoint.path),
+            sequence_length,
+        )
+    _check_length(sequence_length, backbone)
+    return hub.models.GPT2CausalLM(backbone, preprocessor=preprocessor)
+
+
+def _keras_hub():
+    try:
+        import keras_hub
+    except ImportError as e:
+        raise ImportError(
+            "Language models need keras_hub. Install it: "
+            "`pip install tf_dpsub[nlp]`."
+        ) from e
+    return keras_hub
+
+
+def _check_sources(preset, folder, sizes):
+    given = {"preset": preset is not None, "folder": folder is not None}
+    given[f"sizes ({', '.join(sizes)})"] = bool(sizes)
+    given = [name for name, is_given in given.items() if is_given]
+    if len(given) > 1:
+        raise ValueError(
+            "Expected a preset, a folder, or sizes of a random model, got "
+            f"{' and '.join(given)}. The first two know their sizes."
+        )
+
+
+def _check_length(sequence_length, backbone):
+    most = backbone.max_sequence_length
+    if not 1 <= sequence_length <= most:
+        raise ValueError(
+            f"Expected 1 <= sequence_length <= {most}, the positions that "
+            f"'{backbone.name}' has, got {sequence_length}."
+        )
+
+
+def _from_preset(cls, preset, sequence_length, **kwargs):
+    kwargs = {k: v for k, v in kwargs.items() if v is not None}
+    model = cls.from_preset(preset, **kwargs)
+    _check_length(sequence_length, model.backbone)
+    model.preprocessor.sequence_length = sequence_length
+    return model
+
+
+def _random_sizes(sizes, dropout, vocabulary_size):
+    base = {
+        "vocabulary_size": vocabulary_size,
+        "num_layers": 12,
+        "num_heads": 12,
+        "hidden_dim": 768,
+        "intermediate_dim": 3072,
+        "dropout": 0.1 if dropout is None else dropout,
+    }
+    return base | sizes
+
+
+def _encoder_sizes(config, dropout):
+    return {
+        "vocabulary_size": config["vocab_size"],
+        "num_layers": config["num_hidden_layers"],
+        "num_heads": config["num_attention_heads"],
+        "hidden_dim": config["hidden_size"],
+        "intermediate_dim": config["intermediate_size"],
+        "dropout": (
+            config["hidden_dropout_prob"] if dropout is None else dropout
+        ),
+    }
+
+
+def _activation(name):
+    """Keras's name of an activation of a checkpoint."""
+    return "gelu_approximate" if name in _TANH_GELU else name
+
+
+def _bert_tokenizer(hub, path):
+    settings = {}
+    if (path / "tokenizer_config.json").is_file():
+        text = (path / "tokenizer_config.json").read_text("utf-8")
+        settings = json.loads(text)
+    lowercase = settings.get("do_lower_case", True)
+    strips = settings.get("strip_accents")
+    return hub.models.BertTokenizer(
+        _tokenizer_file(path, "vocab.txt"),
+        lowercase=lowercase,
+        # Where it is left open, it goes with the case.
+        strip_accents=lowercase if strips is None else strips,
+    )
+
+
+def _byte_pair_tokenizer(cls, path):
+    lines = pathlib.Path(_tokenizer_file(path, "merges.txt")).read_text("utf-8")
+    return cls(
+        vocabulary=_tokenizer_file(path, "vocab.json"),
+        # The first line may tell a version.
+        merges=[v for v in lines.splitlines() if v and v[:8] != "#version"],
+    )
+
+
+def _tokenizer_file(path, name):
+    if not (path / name).is_file():
+        raise ValueError(
+            f"Expected a folder with {name}, the tokenizer of the model, got "
+            f"{str(path)!r}, which has none."
+        )
+    return str(path / name)
