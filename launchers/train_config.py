@@ -31,7 +31,7 @@ def default_config():
 
     # Data: a name, or an .npz file with the arrays x_train, y_train, x_test and
     # y_test. The test split is taken to be public: it is evaluated without
-    # noise after every epoch.
+    # noise after every epoch. Texts need a model with a tokenizer.
     config.dataset = "digits"
     config.data_dir = config_dict.placeholder(str)
     config.private_examples = config_dict.placeholder(int)
@@ -39,6 +39,14 @@ def default_config():
 
     config.model = "mlp"
     config.model_kwargs = ml_collections.ConfigDict()
+
+    # Regular expressions of the paths of layers that are trained; none: all.
+    config.trainable_layers = ()
+    # Keras's LoRA: `rank`, and `include`, expressions of the paths of layers,
+    # whose kernels are frozen then.
+    config.lora = ml_collections.ConfigDict()
+    # Arguments of `tf_dpsub.layers.reparametrize`, for the optimizer RGP.
+    config.reparametrize = ml_collections.ConfigDict()
 
     # A private optimizer around one of Keras's.
     config.optimizer = "DPSGD"

@@ -15,6 +15,7 @@ SHAPES = {
     "fashion_mnist": (28, 28, 1),
     "cifar10": (32, 32, 3),
     "features.npz": (512,),
+    "glue/sst2": (),
 }
 EXAMPLES = {"digits": 1438, "mnist": 60_000, "cifar10": 50_000}
 

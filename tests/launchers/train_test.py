@@ -17,12 +17,14 @@ from matplotlib import image
 from tensorboard.backend.event_processing import event_accumulator
 
 from launchers import (
+    config_objects,
     experiment,
     run_directory,
     run_recorder,
     train,
     train_config,
 )
+from tests.models import checkpoints
 from tf_dpsub import accounting, data
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -565,7 +567,7 @@ class TestConfig:
             experiment.train(digits_config(**changes), workdir)
         assert not workdir.exists()
 
-    def test_a_data_folder_that_lacks_the_set(self, tmp_path):
+    def test_a_data_dir_that_lacks_the_set(self, tmp_path):
         config = digits_config(dataset="mnist", data_dir=str(tmp_path))
         with pytest.raises(ValueError, match="to hold 'mnist/"):
             experiment.train(config, tmp_path / "run")
@@ -583,7 +585,8 @@ class TestConfig:
         )
         monkeypatch.setattr(data, "load", lambda *_, **__: texts)
         config = digits_config(dataset="glue/sst2")
-        with pytest.raises(ValueError, match="images, got 'glue/sst2'"):
+        message = "got 'mlp' for 'glue/sst2', which holds texts"
+        with pytest.raises(ValueError, match=message):
             experiment.train(config, tmp_path / "run")
 
     def test_fields_that_are_missing_or_unknown(self, tmp_path):
@@ -700,3 +703,82 @@ class TestCommand:
         assert failed.returncode == 1
         assert failed.stderr.splitlines() == [message]
         assert not (tmp_path / "run").exists()
+
+
+class TestTexts:
+    """RGP on a small checkpoint of BERT, and on real sentences."""
+
+    @pytest.fixture
+    def config(self, data_dir, tmp_path, monkeypatch):
+        folder = tmp_path / "checkpoint"
+        folder.mkdir()
+        checkpoints.write(folder, "bert")
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        return digits_config(
+            dataset="glue/sst2",
+            data_dir=data_dir,
+            private_examples=100,
+            model="bert_classifier",
+            model_kwargs={"folder": str(folder), "sequence_length": 12},
+            trainable_layers=("transformer_layer", "logits"),
+            reparametrize={"rank": 2},
+            optimizer="RGP",
+            optimizer_kwargs={"warmup_steps": 2},
+            batch_size=50,
+            epochs=2,
+        )
+
+    @pytest.mark.slow
+    def test_trains_and_saves_a_model_of_texts(self, config, tmp_path):
+        result = experiment.train(config, tmp_path / "run")
+        assert 0.3 < result["test_accuracy"] < 0.7
+        assert result["steps"] == 4
+        statement = (tmp_path / "run" / "privacy_statement.txt").read_text()
+        assert "RGP" in statement
+        with zipfile.ZipFile(tmp_path / "run" / "model.keras") as file:
+            assert b"RGP" not in file.read("config.json")
+        loaded = keras.saving.load_model(
+            tmp_path / "run" / "model.keras", compile=False
+        )
+        dataset = config_objects.dataset(config)
+        logits = loaded.predict(list(dataset.x_test), verbose=0)
+        accuracy = np.mean(np.argmax(logits, 1) == dataset.y_test)
+        assert accuracy == pytest.approx(result["test_accuracy"], abs=1e-6)
+
+    @pytest.mark.slow
+    def test_a_resumed_run_keeps_its_history(self, config, tmp_path):
+        """Interrupted after an epoch, as by Ctrl-C."""
+        workdir = tmp_path / "run"
+        with pytest.MonkeyPatch.context() as patch:
+            original = run_recorder.RunRecorder.on_epoch_end
+
+            def interrupt(self, epoch, logs=None):
+                original(self, epoch, logs)
+                raise KeyboardInterrupt
+
+            patch.setattr(run_recorder.RunRecorder, "on_epoch_end", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                experiment.train(config, workdir)
+        result = experiment.train(config, workdir, resume=True)
+        assert result["epochs"] == 2
+
+    def test_a_model_of_images_for_texts(self, config, tmp_path):
+        config.dataset = "digits"
+        message = "got 'bert_classifier' for 'digits', which holds numbers"
+        with pytest.raises(ValueError, match=message):
+            experiment.train(config, tmp_path / "run")
+
+
+def test_a_run_from_before_a_field_existed_goes_on(tmp_path):
+    """The field has its default: that is what the run did."""
+    config = digits_config(epochs=1)
+    first = experiment.train(config, tmp_path / "run")
+    path = tmp_path / "run" / "config.json"
+    held = json.loads(path.read_text())
+    del held["reparametrize"], held["trainable_layers"]
+    path.write_text(json.dumps(held))
+    again = experiment.train(config, tmp_path / "run", resume=True)
+    assert again["test_accuracy"] == first["test_accuracy"]
+    config.trainable_layers = ("logits",)
+    with pytest.raises(ValueError, match="trainable_layers is"):
+        experiment.train(config, tmp_path / "run", resume=True)

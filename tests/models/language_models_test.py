@@ -11,6 +11,7 @@ from safetensors import numpy as safetensors
 from scipy import special
 
 import tf_dpsub
+from tests.models.checkpoints import WORDS, tensors_of, write
 from tf_dpsub import models
 from tf_dpsub.models import hugging_face
 
@@ -23,7 +24,6 @@ SIZES = {
     "max_sequence_length": 12,
 }
 TOKENS = np.array([[2, 5, 6, 7, 3, 0], [2, 8, 9, 10, 11, 3]])
-WORDS = "[PAD] [UNK] [CLS] [SEP] [MASK] good bad a film é e ##s".split()
 
 
 def minilm():
@@ -88,107 +88,6 @@ class Bert:
 class Roberta(Bert):
     def positions(self, count):
         return self.t["embeddings.position_embeddings.weight"][2 : count + 2]
-
-
-def tensors_of(kind):
-    """Random tensors of a small checkpoint, and its config."""
-    rng = np.random.default_rng(0)
-
-    def draw(*shape):
-        return (0.5 * rng.normal(size=shape)).astype("float32")
-
-    v, d, m = 30, 8, 16
-    if kind == "gpt2":
-        tensors = {"wte.weight": draw(v, d), "wpe.weight": draw(12, d)}
-        for i in range(2):
-            for name, shape in {
-                "attn.c_attn": (d, 3 * d),
-                "attn.c_proj": (d, d),
-                "mlp.c_fc": (d, m),
-                "mlp.c_proj": (m, d),
-            }.items():
-                tensors[f"h.{i}.{name}.weight"] = draw(*shape)
-                tensors[f"h.{i}.{name}.bias"] = draw(shape[1])
-            for name in ("ln_1", "ln_2"):
-                tensors[f"h.{i}.{name}.weight"] = draw(d)
-                tensors[f"h.{i}.{name}.bias"] = draw(d)
-            tensors[f"h.{i}.attn.bias"] = np.ones((1, 1, 12, 12), "float32")
-        tensors |= {"ln_f.weight": draw(d), "ln_f.bias": draw(d)}
-        config = {
-            "model_type": "gpt2",
-            "vocab_size": v,
-            "n_layer": 2,
-            "n_head": 2,
-            "n_embd": d,
-            "n_inner": m,
-            "n_positions": 12,
-            "resid_pdrop": 0.1,
-            "activation_function": "gelu_new",
-        }
-        return tensors, config
-    is_roberta = kind == "roberta"
-    tensors = {
-        "embeddings.word_embeddings.weight": draw(v, d),
-        "embeddings.position_embeddings.weight": draw(12 + 2 * is_roberta, d),
-        "embeddings.token_type_embeddings.weight": draw(2 - is_roberta, d),
-        "embeddings.LayerNorm.weight": draw(d),
-        "embeddings.LayerNorm.bias": draw(d),
-    }
-    for i in range(2):
-        layer = f"encoder.layer.{i}"
-        for name, (inputs, outputs) in {
-            "attention.self.query": (d, d),
-            "attention.self.key": (d, d),
-            "attention.self.value": (d, d),
-            "attention.output.dense": (d, d),
-            "intermediate.dense": (d, m),
-            "output.dense": (m, d),
-        }.items():
-            tensors[f"{layer}.{name}.weight"] = draw(outputs, inputs)
-            tensors[f"{layer}.{name}.bias"] = draw(outputs)
-        for name in ("attention.output", "output"):
-            tensors[f"{layer}.{name}.LayerNorm.weight"] = draw(d)
-            tensors[f"{layer}.{name}.LayerNorm.bias"] = draw(d)
-    if not is_roberta:
-        tensors |= {"pooler.dense.weight": draw(d, d)}
-        tensors |= {"pooler.dense.bias": draw(d)}
-    config = {
-        "model_type": kind,
-        "vocab_size": v,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "hidden_size": d,
-        "intermediate_size": m,
-        "max_position_embeddings": 12 + 2 * is_roberta,
-        "type_vocab_size": 2,
-        "hidden_dropout_prob": 0.1,
-        "hidden_act": "gelu",
-    }
-    return tensors, config
-
-
-def write(path, kind, tensors=None, prefix="", **changes):
-    """A folder as Hugging Face's `save_pretrained` writes it."""
-    own, config = tensors_of(kind)
-    tensors = own if tensors is None else tensors
-    names = {prefix + name: tensor for name, tensor in tensors.items()}
-    # In two files, as large models are.
-    half = len(names) // 2
-    for k, part in enumerate((list(names)[:half], list(names)[half:])):
-        safetensors.save_file(
-            {name: np.ascontiguousarray(names[name]) for name in part},
-            path / f"model-{k}.safetensors",
-        )
-    (path / "config.json").write_text(json.dumps(config | changes))
-    if kind == "bert":
-        (path / "vocab.txt").write_text("\n".join(WORDS), "utf-8")
-    else:
-        vocabulary = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-        vocabulary += ["<|endoftext|>", "a", "b", "ab", "Ġ", "Ġa"]
-        ids = {word: k for k, word in enumerate(vocabulary)}
-        (path / "vocab.json").write_text(json.dumps(ids), "utf-8")
-        (path / "merges.txt").write_text("#version\na b\nĠ a\n", "utf-8")
-    return path
 
 
 BUILD = {

@@ -21,6 +21,9 @@ NAMES = {
     "wide_resnet_gn": wide_resnet_gn,
 }
 
+# Those whose inputs are texts.
+TEXT_NAMES = ("bert_classifier", "roberta_classifier")
+
 
 def get(name, input_shape, num_classes, **kwargs):
     """Builds a model by its name.
