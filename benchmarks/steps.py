@@ -58,7 +58,7 @@ def wrn28_4():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(64, 32, 32, 3)).astype("float32")
     y = rng.integers(0, 10, 64)
-    return tf_dpsub.models.wide_resnet_gn(), x, y, 1
+    return tf_dpsub.models.wrn28_4_gn(), x, y, 1
 
 
 def step(model, x, y, optimizer, batch):

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from launchers.experiments import gep, pdp, spectrum
+from launchers.experiments import gep, pdp, rgp, spectrum
 
 # Functions that build a `trials.Experiment` from `Inputs`. The first line of
 # their docstrings says what it shows.
@@ -20,6 +20,9 @@ EXPERIMENTS = {
     "gep_m": gep.public_examples,
     "gep_random_basis": gep.random_basis,
     "gep_linear_probe": gep.linear_probe,
+    "rgp_cifar10": rgp.cifar10,
+    "rgp_sst2": rgp.sst2,
+    "rgp_rank": rgp.rank,
 }
 
 

@@ -18,6 +18,10 @@ _COLOURS = {
     "RPDP-SGD": figures.RED,
     "GEP, random basis": figures.RED,
     "B-GEP": figures.ORANGE,
+    "RGP": figures.BLUE,
+    "RGP-random": figures.RED,
+    "DP-PowerSGD": figures.ORANGE,
+    "LoRA": figures.ORANGE,
 }
 _MARKERS = {
     "DP-SGD": "o",
@@ -27,6 +31,7 @@ _MARKERS = {
     "RPDP-SGD": "^",
     "GEP, random basis": "^",
     "B-GEP": "D",
+    "RGP": "s",
 }
 _MAX_COLUMNS = 3
 _PAPER = ", paper"
@@ -96,6 +101,59 @@ def accuracy_against_setting(results, setting):
         axes.set_xlabel(setting)
         _accuracy_axis(axes)
     _legend(canvas, grid)
+    return canvas
+
+
+def accuracy_by_method(results):
+    """Draws a bar of test accuracy for each method and ε, by the paper's point.
+
+    Args:
+        results: `results.Results`.
+
+    Returns:
+        A `matplotlib.figure.Figure`; None if no row is there yet.
+    """
+    rows = results.rows
+    if not rows:
+        return None
+    canvas, (axes,) = _canvas(results, 1, height=1.0 + 0.38 * len(rows))
+    names = [
+        f"{row.method}, ε = {row.labels['ε']}"
+        if row.labels["ε"] != "∞"
+        else row.method
+        for row in rows
+    ]
+    axes.barh(
+        names,
+        [row.mean for row in rows],
+        xerr=[row.deviation or 0.0 for row in rows],
+        color=[_COLOURS.get(row.method, figures.GREY) for row in rows],
+        height=0.6,
+        capsize=3,
+    )
+    for name, row in zip(names, rows):
+        axes.annotate(
+            f"{100 * row.mean:.1f}",
+            (0.01, name),
+            color="white",
+            va="center",
+            fontsize=9,
+        )
+    known = [(r.paper, n) for r, n in zip(rows, names) if r.paper is not None]
+    if known:
+        axes.plot(
+            *zip(*known),
+            marker="D",
+            linestyle="",
+            markerfacecolor="none",
+            markeredgecolor="black",
+            label="the paper's, with its model and data",
+        )
+        _legend(canvas, [axes])
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1)
+    axes.xaxis.set_major_formatter(_percent)
+    axes.set_xlabel("test accuracy")
     return canvas
 
 

@@ -4,7 +4,12 @@ import keras
 import numpy as np
 import pytest
 
-from tf_dpsub.models import resnet20_gn, wide_resnet_gn
+from tf_dpsub.models import (
+    resnet20_gn,
+    wide_resnet_gn,
+    wrn28_2_gn,
+    wrn28_4_gn,
+)
 
 
 def test_resnet20_is_the_papers_network():
@@ -21,6 +26,11 @@ def test_wide_resnet_28_4_is_the_papers_network():
     kernels = [w for w in model.weights if w.name == "kernel"]
     # 25 convolutions and the classifier, and three projection shortcuts.
     assert len(kernels) == 26 + 3
+
+
+def test_the_networks_of_the_rgp_paper():
+    assert wrn28_4_gn().count_params() == 5_849_050
+    assert wrn28_2_gn().count_params() == 1_467_610
 
 
 @pytest.mark.parametrize("build", [resnet20_gn, wide_resnet_gn])

@@ -9,7 +9,12 @@ from tf_dpsub.models.language_models import (
     roberta_classifier,
 )
 from tf_dpsub.models.mlp import mlp
-from tf_dpsub.models.resnet import resnet20_gn, wide_resnet_gn
+from tf_dpsub.models.resnet import (
+    resnet20_gn,
+    wide_resnet_gn,
+    wrn28_2_gn,
+    wrn28_4_gn,
+)
 
 NAMES = {
     "bert_classifier": bert_classifier,
@@ -19,6 +24,8 @@ NAMES = {
     "resnet20_gn": resnet20_gn,
     "roberta_classifier": roberta_classifier,
     "wide_resnet_gn": wide_resnet_gn,
+    "wrn28_2_gn": wrn28_2_gn,
+    "wrn28_4_gn": wrn28_4_gn,
 }
 
 # Those whose inputs are texts.

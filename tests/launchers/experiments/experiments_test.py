@@ -77,6 +77,13 @@ class TestEveryExperiment:
             "B-GEP": ("GEP", "PublicSubspace", False),
             "GEP": ("GEP", "PublicSubspace", None),
             "GEP, random basis": ("GEP", "RandomSubspace", None),
+            "Full": ("DPSGD", None, None),
+            "Linear only": ("DPSGD", None, None),
+            "LoRA": ("DPSGD", None, None),
+            "RGP": ("RGP", None, None),
+            "RGP-random": ("RGP", None, None),
+            "PowerSGD": ("DPPowerSGD", None, None),
+            "DP-PowerSGD": ("DPPowerSGD", None, None),
         }
         for trial in experiment.trials:
             config = trial.config
@@ -85,7 +92,9 @@ class TestEveryExperiment:
                 config.subspace,
                 config.optimizer_kwargs.get("residual"),
             )
-            assert kind == kinds[trial.method.partition(", σ")[0]]
+            name = trial.method.partition(", σ")[0]
+            name, _, not_private = name.partition(", not private")
+            assert kind == kinds[name]
 
     def test_shortened_runs_begin_as_late_in_proportion(self, experiment):
         short = experiment.shortened(0.1)
