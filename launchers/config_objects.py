@@ -353,6 +353,11 @@ def recorders(config, folder, loaded):
         "test_projection_error": lambda: callbacks.ProjectionErrorRecorder(
             *test, folder / "test_projection_error.csv"
         ),
+        "test_projection_residual": lambda: (
+            callbacks.ProjectionResidualRecorder(
+                *test, folder / "test_projection_residual.csv"
+            )
+        ),
         "test_spectrum": lambda: callbacks.SpectrumRecorder(
             *test, folder / "test_spectrum.npz", epochs=spread
         ),

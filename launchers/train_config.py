@@ -90,7 +90,8 @@ def default_config():
     config.fixed_noise_seed = config_dict.placeholder(int)
 
     # What is written down of gradients after epochs: "test_projection_error",
-    # "test_spectrum", and "private_spectrum", which no epsilon covers.
+    # "test_projection_residual", "test_spectrum", and "private_spectrum", which
+    # no epsilon covers.
     config.recorders = ()
 
     # Execution.

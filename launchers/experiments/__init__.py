@@ -23,6 +23,7 @@ EXPERIMENTS = {
     "rgp_cifar10": rgp.cifar10,
     "rgp_sst2": rgp.sst2,
     "rgp_rank": rgp.rank,
+    "rgp_residual": rgp.residual,
 }
 
 

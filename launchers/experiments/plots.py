@@ -149,7 +149,13 @@ def accuracy_by_method(results):
             markeredgecolor="black",
             label="the paper's, with its model and data",
         )
-        _legend(canvas, [axes])
+        axes.legend(
+            loc="lower left",
+            bbox_to_anchor=(0, 1),
+            frameon=False,
+            fontsize=9,
+            handletextpad=0,
+        )
     axes.invert_yaxis()
     axes.set_xlim(0, 1)
     axes.xaxis.set_major_formatter(_percent)
@@ -265,6 +271,49 @@ def projection_errors(results):
     return canvas
 
 
+def projection_residuals(results):
+    """Draws what carriers miss of gradients, and stable ranks, by epoch.
+
+    Args:
+        results: `results.Results`.
+
+    Returns:
+        A `matplotlib.figure.Figure`; None if no row is there yet.
+    """
+    rows = [row for row in results.rows if row.outcomes[0].residuals]
+    if not rows:
+        return None
+    canvas, grid = _canvas(results, 2, height=3.8, sharey=False)
+    named = {
+        "historical": ("-", "carriers of the history"),
+        "self": (":", "carriers of the gradient itself"),
+    }
+    for row in rows:
+        colour = _COLOURS.get(row.method, figures.GREY)
+        kept = row.outcomes[0].residuals
+        for name, (style, text) in named.items():
+            grid[0].plot(
+                list(kept),
+                [v[name] for v in kept.values()],
+                color=colour,
+                linestyle=style,
+                label=f"{row.method}: {text}",
+            )
+        grid[1].plot(
+            list(kept),
+            [v["stable_rank"] for v in kept.values()],
+            color=colour,
+        )
+    figures.subtitle(grid[0], "share of the gradient that carriers miss")
+    figures.subtitle(grid[1], "stable rank of gradients")
+    grid[0].set_ylim(0, 1)
+    grid[0].yaxis.set_major_formatter(_percent)
+    for axes in grid:
+        _epoch_axis(axes)
+    _legend(canvas, grid)
+    return canvas
+
+
 def spectra(results):
     """Draws the eigenvalues of gradients over their order, both logarithmic.
 
@@ -319,7 +368,7 @@ def _labelled(label, value):
     return f"{value} units" if label == "units" else f"{label} = {value}"
 
 
-def _canvas(results, panels, height):
+def _canvas(results, panels, height, sharey=True):
     columns = min(panels, _MAX_COLUMNS)
     lines = math.ceil(panels / columns)
     title = results.experiment.title
@@ -328,7 +377,7 @@ def _canvas(results, panels, height):
     canvas = figures.new(
         2.2 + max(4.8, 3.8 * columns), height * lines + 0.5, title
     )
-    grid = canvas.subplots(lines, columns, squeeze=False, sharey=True).ravel()
+    grid = canvas.subplots(lines, columns, squeeze=False, sharey=sharey).ravel()
     for axes in grid:
         figures.tidy(axes)
     for axes in grid[panels:]:

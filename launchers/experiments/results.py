@@ -27,6 +27,8 @@ class Outcome:
         projection_errors: dict from epochs to the projection error of all
             groups together; empty where it was not recorded.
         spectra: dict from epochs to arrays of eigenvalues; likewise.
+        residuals: dict from epochs to dicts of what was recorded of kernels, by
+            its name the mean over them; likewise.
     """
 
     trial: trials.Trial
@@ -36,6 +38,7 @@ class Outcome:
     result: dict
     projection_errors: dict
     spectra: dict
+    residuals: dict
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -172,6 +175,7 @@ def _outcome(trial, folder):
             folder / "test_projection_error.csv"
         ),
         spectra=_read_spectra(folder / "private_spectrum.npz"),
+        residuals=_read_residuals(folder / "test_projection_residual.csv"),
     )
 
 
@@ -196,6 +200,22 @@ def _read_projection_errors(file):
             for row in csv.DictReader(lines)
             if row["group"] == "all"
         }
+
+
+def _read_residuals(file):
+    if not file.exists():
+        return {}
+    values = {}
+    with open(file, encoding="utf-8", newline="") as lines:
+        for row in csv.DictReader(lines):
+            own = values.setdefault(int(row.pop("epoch")), {})
+            del row["kernel"]
+            for name, value in row.items():
+                own.setdefault(name, []).append(float(value))
+    return {
+        epoch: {name: statistics.fmean(v) for name, v in own.items()}
+        for epoch, own in values.items()
+    }
 
 
 def _read_spectra(file):

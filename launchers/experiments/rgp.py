@@ -207,6 +207,28 @@ def rank(inputs):
     )
 
 
+def residual(inputs):
+    """What historical carriers miss of gradients, and their stable rank."""
+    trials = []
+    for name in ("Full, not private", "RGP"):
+        method = _SST2[name]
+        config = method.changed(rgp_sst2.get_config(), 8)
+        config.recorders = ("test_projection_residual",)
+        trials.append(_trial("sst2", name, method, config, 0, 8))
+    return Experiment(
+        name="rgp_residual",
+        title="Gradients on SST-2 outside of carriers of rank 8",
+        trials=tuple(trials),
+        figures={"residual": plots.projection_residuals},
+        notes=(
+            "Means over the kernels of the encoder; of the mean gradient of "
+            "the test sentences. Carriers are the top singular vectors of the "
+            "history of weights, or of the gradient itself.",
+            "MiniLM, of 6 layers of width 384; its embeddings are frozen.",
+        ),
+    )
+
+
 def _trial(task, name, method, config, seed, epsilon):
     config.seed = seed
     epsilon = epsilon if method.is_private else "∞"

@@ -19,7 +19,7 @@ _CHUNK = 250
 _COLUMNS = 2**14
 
 
-class _GradientRecorder(keras.callbacks.Callback):
+class GradientRecorder(keras.callbacks.Callback):
     """Looks at the per-example gradients of given examples.
 
     Args:
@@ -74,22 +74,48 @@ class _GradientRecorder(keras.callbacks.Callback):
             gradients, _ = step.per_example_gradients(batch)
             return function(gradients)
 
-        indices = np.arange(len(tree.flatten(self._data["x"])[0]))
+        for part in self._chunks():
+            size = len(tree.flatten(part["x"])[0])
+            yield of(part | {"real": tf.ones([size])})
+
+    @property
+    def _examples(self):
+        return len(tree.flatten(self._data["x"])[0])
+
+    def _chunks(self):
+        """The examples, some at a time: dicts of tensors."""
+        indices = np.arange(self._examples)
         for some in np.array_split(indices, -(-len(indices) // _CHUNK)):
-            part = tree.map_structure(
-                lambda a: tf.convert_to_tensor(a[some[0] : some[-1] + 1]),
+            first, last = some[0], some[-1] + 1
+            yield tree.map_structure(
+                lambda a, first=first, last=last: tf.convert_to_tensor(
+                    a[first:last]
+                ),
                 self._data,
             )
-            yield of(part | {"real": tf.ones([len(some)])})
 
-    def _replace(self, content):
-        """Writes the file as a whole: an interruption leaves the old one."""
-        incomplete = self._path.with_name(f"{self._path.name}.incomplete")
+    def _rows(self):
+        """What the table in the file holds so far."""
+        if not self._path.exists():
+            return []
+        return list(csv.DictReader(io.StringIO(self._path.read_text("utf-8"))))
+
+    def _write_rows(self, rows):
+        table = io.StringIO(newline="")
+        writer = csv.DictWriter(table, rows[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        self._replace(table.getvalue().encode())
+
+    def _replace(self, content, path=None):
+        """Writes a file as a whole: an interruption leaves the old one."""
+        path = path or self._path
+        incomplete = path.with_name(f"{path.name}.incomplete")
         incomplete.write_bytes(content)
-        os.replace(incomplete, self._path)
+        os.replace(incomplete, path)
 
 
-class ProjectionErrorRecorder(_GradientRecorder):
+class ProjectionErrorRecorder(GradientRecorder):
     """Writes how much of public gradients the subspace of a run misses.
 
     The file is a CSV table with `epoch`, `group` and `error`: for each
@@ -133,16 +159,7 @@ class ProjectionErrorRecorder(_GradientRecorder):
             {"epoch": epoch, "group": name, "error": 1 - b / a if a else 0.0}
             for name, a, b in zip(names, whole, inside)
         ]
-        table = io.StringIO(newline="")
-        writer = csv.DictWriter(table, rows[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        self._replace(table.getvalue().encode())
-
-    def _rows(self):
-        if not self._path.exists():
-            return []
-        return list(csv.DictReader(io.StringIO(self._path.read_text("utf-8"))))
+        self._write_rows(rows)
 
     def _energies(self, subspace):
         """Energy of gradients and of their projections: by group, and all."""
@@ -161,7 +178,7 @@ class ProjectionErrorRecorder(_GradientRecorder):
         return np.append(energies, energies.sum(1, keepdims=True), 1)
 
 
-class SpectrumRecorder(_GradientRecorder):
+class SpectrumRecorder(GradientRecorder):
     """Writes the spectrum of the second moment of public gradients.
 
     The file is an `.npz` with `epochs`, `[recorded]`, and `eigenvalues`,

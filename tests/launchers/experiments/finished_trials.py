@@ -27,7 +27,16 @@ def trial(name, method, *, seed=0, sigma=4.0, paper=None, **labels):
     )
 
 
-def write(folder, trial, accuracy, *, steps=STEPS, errors=(), spectra=()):
+def write(
+    folder,
+    trial,
+    accuracy,
+    *,
+    steps=STEPS,
+    errors=(),
+    spectra=(),
+    residuals=(),
+):
     """Writes what `experiment.train` leaves of a trial."""
     folder = folder / trial.name
     folder.mkdir(parents=True)
@@ -75,6 +84,17 @@ def write(folder, trial, accuracy, *, steps=STEPS, errors=(), spectra=()):
             folder / "private_spectrum.npz",
             epochs=list(range(1, len(spectra) + 1)),
             eigenvalues=spectra,
+        )
+    if residuals:
+        names = ["historical", "self", "stable_rank", "stable_rank_of_history"]
+        _write_table(
+            folder / "test_projection_residual.csv",
+            ["epoch", "kernel", *names],
+            [
+                [epoch, kernel, share, share / 2, 10 * share, 3.0]
+                for epoch, shares in enumerate(residuals, 1)
+                for kernel, share in zip("ab", shares)
+            ],
         )
 
 

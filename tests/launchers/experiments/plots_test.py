@@ -9,11 +9,14 @@ from launchers.experiments import plots, results, trials
 from tests.launchers.experiments import finished_trials
 
 
+_RECORDED = ("errors", "spectra", "residuals")
+
+
 def results_of(folder, settings, fraction=1.0):
     """Results of settings: labels, an accuracy, what else trials leave."""
     made = []
     for i, setting in enumerate(settings):
-        left = {n: setting[n] for n in ("errors", "spectra") if n in setting}
+        left = {n: setting[n] for n in _RECORDED if n in setting}
         labels = {
             name: value
             for name, value in setting.items()
@@ -225,3 +228,57 @@ def test_grid_of_settings(tmp_path):
 def test_one_trial_is_enough_to_draw(tmp_path, draw):
     canvas = draw(results_of(tmp_path, PDP[:1]))
     saved(canvas, tmp_path / "figure.png")
+
+
+class TestAccuracyByMethod:
+    SETTINGS = [
+        {"method": "Full, not private", "ε": "∞", "accuracy": 0.9},
+        {"method": "RGP", "ε": 8, "accuracy": 0.8, "paper": 0.915},
+        {"method": "RGP", "ε": 2, "accuracy": 0.7},
+    ]
+
+    def test_a_bar_for_each_method_and_epsilon(self, tmp_path):
+        canvas = plots.accuracy_by_method(results_of(tmp_path, self.SETTINGS))
+        (axes,) = canvas.axes
+        labels = [t.get_text() for t in axes.get_yticklabels()]
+        assert labels == ["Full, not private", "RGP, ε = 8", "RGP, ε = 2"]
+        (bars,) = [c for c in axes.containers if hasattr(c, "patches")]
+        widths = [patch.get_width() for patch in bars.patches]
+        np.testing.assert_allclose(widths, [0.905, 0.805, 0.705])
+        assert {"90.5", "80.5", "70.5"} <= set(texts(canvas))
+
+    def test_the_papers_points_lie_at_their_bars(self, tmp_path):
+        canvas = plots.accuracy_by_method(results_of(tmp_path, self.SETTINGS))
+        (axes,) = canvas.axes
+        (points,) = [v for v in axes.lines if "paper" in str(v.get_label())]
+        np.testing.assert_allclose(points.get_xdata(), [0.915])
+        assert list(points.get_ydata()) == ["RGP, ε = 8"]
+
+    def test_nothing_yet(self, tmp_path):
+        assert plots.accuracy_by_method(results_of(tmp_path, [])) is None
+
+
+class TestProjectionResiduals:
+    def test_means_over_kernels_by_epoch(self, tmp_path):
+        settings = [
+            {
+                "method": "RGP",
+                "ε": 8,
+                "accuracy": 0.8,
+                "residuals": ([0.2, 0.4], [0.4, 0.8]),
+            },
+            {"method": "DP-SGD", "ε": 8, "accuracy": 0.8},
+        ]
+        canvas = plots.projection_residuals(results_of(tmp_path, settings))
+        left, right = canvas.axes
+        historical, own = left.lines
+        np.testing.assert_allclose(historical.get_ydata(), [0.3, 0.6])
+        np.testing.assert_allclose(own.get_ydata(), [0.15, 0.3])
+        np.testing.assert_allclose(right.lines[0].get_ydata(), [3.0, 6.0])
+        assert right.get_ylim()[1] > 1
+        assert any("carriers of the history" in t for t in texts(canvas))
+
+    def test_nothing_recorded(self, tmp_path):
+        settings = [{"method": "RGP", "ε": 8, "accuracy": 0.8}]
+        found = results_of(tmp_path, settings)
+        assert plots.projection_residuals(found) is None

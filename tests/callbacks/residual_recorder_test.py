@@ -1,0 +1,147 @@
+"""What low-rank carriers miss of gradients, against matrices made for it."""
+
+import csv
+
+import keras
+import numpy as np
+import pytest
+
+import tf_dpsub
+from tf_dpsub import callbacks, layers
+from tf_dpsub.callbacks.residual_recorder import residual, stable_rank
+
+RANK = 2
+_random = np.random.default_rng(0)
+X = _random.normal(size=(30, 8)).astype("float32")
+Y = _random.integers(0, 3, 30)
+PUBLIC = _random.normal(size=(600, 8)).astype("float32")
+LABELS = _random.integers(0, 3, 600)
+
+
+def orthonormal(n, k):
+    return np.linalg.qr(_random.normal(size=(n, k)))[0]
+
+
+class TestResidual:
+    def test_of_what_was_planted(self):
+        u, v = orthonormal(9, 4), orthonormal(7, 4)
+        gradient = (u * [4, 3, 2, 1]) @ v.T
+        own = residual(gradient, gradient, 2)
+        assert own == pytest.approx((5 / 30) ** 0.5)
+        assert residual(gradient, gradient, 4) < 1e-12
+
+    def test_either_side_is_enough(self):
+        """L L^T G + G R^T R - L L^T G R^T R."""
+        u, v, w = orthonormal(9, 4), orthonormal(7, 4), orthonormal(7, 4)
+        gradient = np.outer(u[:, 0], v[:, 0])
+        columns_alone = np.outer(u[:, 0], w[:, 0])
+        assert residual(gradient, columns_alone, 1) < 1e-12
+        neither = np.outer(u[:, 1], v[:, 1])
+        assert residual(gradient, neither, 1) == pytest.approx(1)
+
+    def test_of_nothing(self):
+        zeros = np.zeros((4, 3))
+        assert residual(zeros, zeros, 2) == 0
+        assert residual(np.ones((4, 3)), zeros, 3) < 1e-6
+
+    def test_stable_rank(self):
+        assert stable_rank(np.eye(5)) == pytest.approx(5)
+        assert stable_rank(np.ones((4, 6))) == pytest.approx(1)
+        assert stable_rank(np.zeros((4, 6))) == 0
+
+
+def private(reparametrized=False):
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((8,))
+    hidden = keras.layers.Dense(6, "tanh", name="hidden")(inputs)
+    plain = keras.Model(inputs, keras.layers.Dense(3, name="logits")(hidden))
+    arguments = {"l2_norm_clip": 1.0, "noise_multiplier": 0.5, "batch_size": 10}
+    inner = keras.optimizers.SGD(0.3)
+    if reparametrized:
+        layers.reparametrize(plain, RANK)
+        optimizer = tf_dpsub.optimizers.RGP(inner, **arguments)
+    else:
+        optimizer = tf_dpsub.optimizers.DPSGD(inner, **arguments)
+    model = tf_dpsub.make_private(plain)
+    model.compile(
+        optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    )
+    return model
+
+
+def read(file):
+    with file.open() as table:
+        return list(csv.DictReader(table))
+
+
+@pytest.mark.parametrize("reparametrized", [False, True])
+def test_follows_the_weights(tmp_path, reparametrized):
+    """In chunks of examples, whatever the optimizer sees of them."""
+    model = private(reparametrized)
+    first = model.model.layers[1].kernel.numpy()
+    file = tmp_path / "residual.csv"
+    recorder = callbacks.ProjectionResidualRecorder(
+        PUBLIC, LABELS, file, rank=RANK
+    )
+    model.fit(X, Y, epochs=2, verbose=0, callbacks=[recorder])
+    kernel, bias, *_ = (v.numpy() for v in model.trainable_variables)
+    logits, shift = (v.numpy() for v in model.trainable_variables[2:])
+    hidden = np.tanh(PUBLIC @ kernel + bias)
+    shares = np.exp(hidden @ logits + shift)
+    shares /= shares.sum(1, keepdims=True)
+    delta = (shares - np.eye(3)[LABELS]) @ logits.T * (1 - hidden**2)
+    gradient = PUBLIC.T.astype("float64") @ delta / len(PUBLIC)
+    rows = read(file)
+    assert [(r["epoch"], r["kernel"]) for r in rows] == [
+        (epoch, f"{name}/kernel")
+        for epoch in ("1", "2")
+        for name in ("hidden", "logits")
+    ]
+    history = kernel.astype("float64") - first
+    expected = {
+        "historical": residual(gradient, history, RANK),
+        "self": residual(gradient, gradient, RANK),
+        "stable_rank": stable_rank(gradient),
+        "stable_rank_of_history": stable_rank(history),
+    }
+    for name, value in expected.items():
+        assert float(rows[2][name]) == pytest.approx(value, abs=1e-4)
+    assert float(rows[2]["self"]) <= float(rows[2]["historical"]) + 1e-9
+
+
+def test_a_resumed_run_keeps_its_history(tmp_path):
+    file = tmp_path / "residual.csv"
+
+    def recorder():
+        return callbacks.ProjectionResidualRecorder(
+            PUBLIC, LABELS, file, rank=RANK
+        )
+
+    whole = private()
+    first = whole.model.layers[1].kernel.numpy()
+    whole.fit(X, Y, verbose=0, callbacks=[recorder()])
+    whole.fit(
+        X, Y, initial_epoch=1, epochs=2, verbose=0, callbacks=[recorder()]
+    )
+    rows = read(file)
+    history = whole.model.layers[1].kernel.numpy().astype("float64") - first
+    assert [row["epoch"] for row in rows] == ["1", "1", "2", "2"]
+    found = float(rows[2]["stable_rank_of_history"])
+    assert found == pytest.approx(stable_rank(history), rel=1e-4)
+
+
+def test_narrow_kernels_are_left_out(tmp_path):
+    file = tmp_path / "residual.csv"
+    recorder = callbacks.ProjectionResidualRecorder(
+        PUBLIC, LABELS, file, rank=3
+    )
+    private().fit(X, Y, verbose=0, callbacks=[recorder])
+    assert {row["kernel"] for row in read(file)} == {"hidden/kernel"}
+
+
+def test_private_examples_raise(tmp_path):
+    recorder = callbacks.ProjectionResidualRecorder(
+        X[:5], Y[:5], tmp_path / "residual.csv"
+    )
+    with pytest.raises(ValueError, match="Expected public examples"):
+        private().fit(X, Y, verbose=0, callbacks=[recorder])
