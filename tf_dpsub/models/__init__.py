@@ -6,6 +6,7 @@ from tf_dpsub.models.cnn import gep_mnist_cnn, mnist_cnn
 from tf_dpsub.models.language_models import (
     bert_classifier,
     gpt2,
+    prompted_classifier,
     roberta_classifier,
 )
 from tf_dpsub.models.mlp import mlp
@@ -21,6 +22,7 @@ NAMES = {
     "gep_mnist_cnn": gep_mnist_cnn,
     "mlp": mlp,
     "mnist_cnn": mnist_cnn,
+    "prompted_classifier": prompted_classifier,
     "resnet20_gn": resnet20_gn,
     "roberta_classifier": roberta_classifier,
     "wide_resnet_gn": wide_resnet_gn,
@@ -29,7 +31,7 @@ NAMES = {
 }
 
 # Those whose inputs are texts.
-TEXT_NAMES = ("bert_classifier", "roberta_classifier")
+TEXT_NAMES = ("bert_classifier", "prompted_classifier", "roberta_classifier")
 
 
 def get(name, input_shape, num_classes, **kwargs):

@@ -75,6 +75,22 @@ class Checkpoint:
             )
         return self.config
 
+    def take(self, name, shape):
+        """One tensor.
+
+        Raises:
+            ValueError: if it is missing, or has another shape.
+        """
+        tensor = self.tensors.get(name)
+        if tensor is None or tensor.shape != shape:
+            found = "none" if tensor is None else f"shape {list(tensor.shape)}"
+            raise ValueError(
+                f"Expected {name} of shape {list(shape)} in {self.path}, got "
+                f"{found}. A model without a head for masked words cannot be "
+                "asked for words."
+            )
+        return tensor
+
     def fill(self, model, source_of):
         """Assigns all weights of a model, from all tensors.
 
@@ -126,6 +142,14 @@ class Checkpoint:
             )
         for variable, value in found:
             variable.assign(np.reshape(value, variable.shape))
+
+
+def model_type(folder):
+    """The type of model in a folder, None if it has no config."""
+    file = pathlib.Path(folder) / "config.json"
+    if not file.is_file():
+        return None
+    return json.loads(file.read_text("utf-8")).get("model_type")
 
 
 def _short(name, prefix):

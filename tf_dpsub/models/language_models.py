@@ -1,5 +1,6 @@
 """Transformers of keras_hub: from a preset, from a folder, or random."""
 
+import dataclasses
 import json
 import pathlib
 
@@ -167,6 +168,117 @@ def roberta_classifier(
         preprocessor=preprocessor,
         dropout=backbone.dropout,
     )
+
+
+def prompted_classifier(
+    input_shape=(),
+    num_classes=2,
+    *,
+    folder,
+    words=("terrible", "great"),
+    template="{text} It was {mask}.",
+    sequence_length=128,
+    dropout=None,
+):
+    """Builds a classifier that asks a masked language model for a word.
+
+    A text stands in a template; the logits of the classes are those that the
+    head of the model gives one word each. Nothing is random before training.
+
+    Args:
+        input_shape: tuple, `()`: an input is one text.
+        num_classes: int, the number of words. Defaults to `2`.
+        folder: string or path-like, of a Hugging Face checkpoint of BERT or
+            RoBERTa for masked language modelling.
+        words: tuple of string, one for each class, each one token. Defaults to
+            `("terrible", "great")`.
+        template: string with `{text}` and, after it, `{mask}`. Defaults to
+            `"{text} It was {mask}."`.
+        sequence_length: int, tokens of a prompt. Defaults to `128`.
+        dropout: float. Defaults to `None`, that of the checkpoint.
+
+    Returns:
+        A `tf_dpsub.models.prompts.PromptedClassifier`, to logits
+        `[batch, num_classes]`.
+
+    Raises:
+        ValueError: if the folder, the words or the template do not fit.
+        ImportError: as `bert_classifier`.
+
+    Reference:
+        - [Li et al., 2022](https://arxiv.org/abs/2110.05679), Section 3.2
+        - [Gao, Fisch, Chen, 2021](https://arxiv.org/abs/2012.15723)
+    """
+    _keras_hub()
+    from tf_dpsub.models import prompts
+
+    if len(words) != num_classes:
+        raise ValueError(
+            f"Expected {num_classes} words, one for each class, got {words}."
+        )
+    kind = hugging_face.model_type(folder)
+    makers = {"bert": bert_classifier, "roberta": roberta_classifier}
+    if kind not in makers:
+        raise ValueError(
+            f"Expected a checkpoint of BERT or RoBERTa in {folder}, got "
+            f"{kind!r}."
+        )
+    # Its backbone, and its tokenizer.
+    plain = makers[kind](
+        folder=folder, sequence_length=sequence_length, dropout=dropout
+    )
+    tokenizer = plain.preprocessor.tokenizer
+    head = _MASKED_HEADS[kind]
+    preprocessor = prompts.PromptPreprocessor(
+        tokenizer, sequence_length, template, has_segments=kind == "bert"
+    )
+    preprocessor(["Whether there is room for a text."])
+    model = prompts.PromptedClassifier(
+        plain.backbone,
+        num_classes,
+        tokenizer.mask_token_id,
+        activation="gelu",
+        layer_norm_epsilon=head.epsilon,
+        preprocessor=preprocessor,
+    )
+    checkpoint = hugging_face.Checkpoint.read(folder, kind)
+    width = plain.backbone.hidden_dim
+    dense, norm = (
+        [
+            checkpoint.take(f"{name}.{suffix}", shape)
+            for suffix, shape in (("weight", shapes), ("bias", (width,)))
+        ]
+        for name, shapes in ((head.dense, (width,) * 2), (head.norm, (width,)))
+    )
+    model.get_layer("head_dense").set_weights([dense[0].T, dense[1]])
+    model.get_layer("head_layer_norm").set_weights(norm)
+    # Byte pairs know the space before a word.
+    space = "" if kind == "bert" else " "
+    ids = [prompts.word_id(tokenizer, space + word) for word in words]
+    bias = checkpoint.take(head.bias, (plain.backbone.vocabulary_size,))
+    model.set_words(ids, bias[ids])
+    return model
+
+
+@dataclasses.dataclass(frozen=True)
+class _MaskedHead:
+    dense: str
+    norm: str
+    bias: str
+    epsilon: float
+
+
+_MASKED_HEADS = {
+    "bert": _MaskedHead(
+        "cls.predictions.transform.dense",
+        "cls.predictions.transform.LayerNorm",
+        "cls.predictions.bias",
+        1e-12,
+    ),
+    "roberta": _MaskedHead(
+        "lm_head.dense", "lm_head.layer_norm", "lm_head.bias", 1e-5
+    ),
+}
 
 
 def gpt2(

@@ -1,0 +1,187 @@
+"""Classifiers by a word, against the head written out."""
+
+import math
+
+import keras
+import numpy as np
+import pytest
+from scipy import special
+
+import tf_dpsub
+from launchers import train_config, trained_parts
+from tests.models.checkpoints import WORDS, tensors_of, write
+from tf_dpsub import models
+
+TEMPLATE = "a {text} film {mask} s"
+
+
+def head_of(kind):
+    rng = np.random.default_rng(1)
+
+    def draw(*shape):
+        return (0.5 * rng.normal(size=shape)).astype("float32")
+
+    names = {
+        "bert": (
+            "cls.predictions.transform.dense",
+            "cls.predictions.transform.LayerNorm",
+            "cls.predictions.bias",
+        ),
+        "roberta": ("lm_head.dense", "lm_head.layer_norm", "lm_head.bias"),
+    }[kind]
+    dense, norm, bias = names
+    return {
+        f"{dense}.weight": draw(8, 8),
+        f"{dense}.bias": draw(8),
+        f"{norm}.weight": draw(8),
+        f"{norm}.bias": draw(8),
+        bias: draw(30),
+    }
+
+
+def folder_of(path, kind="bert", head=None):
+    tensors, _ = tensors_of(kind)
+    head = head_of(kind) if head is None else head
+    return write(path, kind, tensors | head)
+
+
+def build(path, kind="bert", **changes):
+    defaults = {
+        "words": ("bad", "good") if kind == "bert" else ("a", "a"),
+        "template": TEMPLATE if kind == "bert" else "a{text} a{mask}b",
+        "sequence_length": 9,
+    }
+    return models.prompted_classifier(
+        folder=folder_of(path, kind), **defaults | changes
+    )
+
+
+def ids(*words):
+    return [WORDS.index(word) for word in words]
+
+
+class TestPrompts:
+    def test_a_text_stands_in_the_template(self, tmp_path):
+        model = build(tmp_path)
+        inputs = model.preprocessor(["good", "bad good"])
+        expected = [
+            ids("[CLS]", "a", "good", "film", "[MASK]", "##s", "[SEP]"),
+            ids("[CLS]", "a", "bad", "good", "film", "[MASK]", "##s", "[SEP]"),
+        ]
+        # Word pieces: a lone "s" is unknown.
+        expected = [
+            [WORDS.index("[UNK]") if t == ids("##s")[0] else t for t in row]
+            for row in expected
+        ]
+        tokens = inputs["token_ids"].numpy()
+        for row, wanted in zip(tokens, expected):
+            np.testing.assert_array_equal(row[: len(wanted)], wanted)
+            assert not row[len(wanted) :].any()
+        np.testing.assert_array_equal(
+            inputs["padding_mask"], (tokens > 0).astype(int)
+        )
+        assert inputs["segment_ids"].shape == (2, 9)
+
+    def test_a_long_text_is_cut_the_template_is_not(self, tmp_path):
+        model = build(tmp_path)
+        (row,) = model.preprocessor(["good " * 20])["token_ids"].numpy()
+        assert list(row[-4:-2]) == ids("film", "[MASK]")
+        assert list(row[2:5]) == ids("good", "good", "good")
+
+    @pytest.mark.parametrize(
+        "template", ["{text}", "{mask}", "{mask} {text}", "{text}{mask}{mask}"]
+    )
+    def test_a_template_without_its_places(self, tmp_path, template):
+        with pytest.raises(ValueError, match="one {text} and then one {mask}"):
+            build(tmp_path, template=template)
+
+    def test_no_room_for_a_text(self, tmp_path):
+        with pytest.raises(ValueError, match="leaves room.*got 6"):
+            build(tmp_path, sequence_length=6)
+
+
+class TestClassifier:
+    @pytest.mark.parametrize("kind", ["bert", "roberta"])
+    def test_logits_are_those_of_the_words(self, tmp_path, kind):
+        model = build(tmp_path, kind)
+        inputs = model.preprocessor(["a", "ab a"])
+        hidden = model.backbone(inputs)
+        if isinstance(hidden, dict):
+            hidden = hidden["sequence_output"]
+        mask = model.preprocessor.tokenizer.mask_token_id
+        where = np.argmax(inputs["token_ids"].numpy() == mask, 1)
+        x = hidden.numpy()[np.arange(2), where].astype("float64")
+        weight, bias, scale, shift, word_bias = (
+            v.astype("float64") for v in head_of(kind).values()
+        )
+        x = x @ weight.T + bias
+        x = x * (1 + special.erf(x / math.sqrt(2))) / 2
+        x = x - x.mean(-1, keepdims=True)
+        x = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5)
+        x = x * scale + shift
+        embeddings = tensors_of(kind)[0]["embeddings.word_embeddings.weight"]
+        logits = x @ embeddings.T.astype("float64") + word_bias
+        words = ids("bad", "good") if kind == "bert" else [10, 10]
+        np.testing.assert_allclose(model(inputs), logits[:, words], atol=1e-3)
+
+    def test_is_proved_and_learns_by_query_and_value_alone(self, tmp_path):
+        model = build(tmp_path, dropout=0.0)
+        config = train_config.default_config()
+        config.trainable_layers = ("query", "value")
+        trained_parts.prepare(model, config)
+        assert len(model.trainable_variables) == 2 * 2 * 2
+        private = tf_dpsub.make_private(model)
+        private.compile(
+            tf_dpsub.optimizers.DPSGD(
+                keras.optimizers.Adam(0.05),
+                noise_multiplier=0.0,
+                l2_norm_clip=1.0,
+                batch_size=4,
+                per_example="graph",
+            ),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        )
+        x, y = ["good", "bad film", "a film good", "bad bad"], [1, 0, 1, 0]
+        history = private.fit(
+            np.array(x, object), np.array(y), epochs=40, verbose=0
+        )
+        assert private.training_step.implementation == "graph"
+        assert history.history["loss"][-1] < 0.7 * history.history["loss"][0]
+
+    def test_saves_and_loads(self, tmp_path):
+        model = build(tmp_path)
+        model.save(tmp_path / "model.keras")
+        loaded = keras.saving.load_model(
+            tmp_path / "model.keras", compile=False
+        )
+        texts = ["good film", "bad"]
+        np.testing.assert_array_equal(
+            loaded(loaded.preprocessor(texts)), model(model.preprocessor(texts))
+        )
+
+    def test_a_word_of_several_tokens(self, tmp_path):
+        with pytest.raises(ValueError, match="one token, got 'goods'"):
+            build(tmp_path, words=("bad", "goods"))
+
+    def test_an_unknown_word(self, tmp_path):
+        with pytest.raises(ValueError, match="one token, got 'fine'"):
+            build(tmp_path, words=("bad", "fine"))
+
+    def test_one_word_for_each_class(self, tmp_path):
+        with pytest.raises(ValueError, match="Expected 3 words"):
+            build(tmp_path, num_classes=3)
+
+    def test_a_checkpoint_without_a_head(self, tmp_path):
+        folder = folder_of(tmp_path, head={})
+        with pytest.raises(ValueError, match="cls.predictions.*got none"):
+            models.prompted_classifier(
+                folder=folder,
+                words=("bad", "good"),
+                template=TEMPLATE,
+                sequence_length=9,
+            )
+
+    def test_another_model(self, tmp_path):
+        write(tmp_path, "gpt2")
+        with pytest.raises(ValueError, match="BERT or RoBERTa.*'gpt2'"):
+            models.prompted_classifier(folder=tmp_path)
