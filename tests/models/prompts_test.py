@@ -124,7 +124,7 @@ class TestClassifier:
         words = ids("bad", "good") if kind == "bert" else [10, 10]
         np.testing.assert_allclose(model(inputs), logits[:, words], atol=1e-3)
 
-    def test_is_proved_and_learns_by_query_and_value_alone(self, tmp_path):
+    def test_is_proved_and_trains_query_and_value_alone(self, tmp_path):
         model = build(tmp_path, dropout=0.0)
         config = train_config.default_config()
         config.trainable_layers = ("query", "value")
@@ -142,11 +142,16 @@ class TestClassifier:
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         )
         x, y = ["good", "bad film", "a film good", "bad bad"], [1, 0, 1, 0]
+        weights = {v.path: v.numpy() for v in model.weights}
         history = private.fit(
-            np.array(x, object), np.array(y), epochs=40, verbose=0
+            np.array(x, object), np.array(y), epochs=4, verbose=0
         )
         assert private.training_step.implementation == "graph"
-        assert history.history["loss"][-1] < 0.7 * history.history["loss"][0]
+        assert history.history["loss"][-1] < history.history["loss"][0]
+        for path, before in weights.items():
+            (after,) = [v.numpy() for v in model.weights if v.path == path]
+            is_trained = "/query/" in path or "/value/" in path
+            assert np.any(after != before) == is_trained
 
     def test_saves_and_loads(self, tmp_path):
         model = build(tmp_path)
