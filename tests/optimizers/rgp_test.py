@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tf_dpsub
+from tests.optimizers import dpsgd_test
 from tf_dpsub import gradients, layers
 from tf_dpsub.optimizers import DPSGD, RGP
 
@@ -238,6 +239,50 @@ class TestRelease:
         assert moved <= 0.7
         if 1 <= scale <= 1e15:
             assert moved > 0.69
+
+    @pytest.mark.parametrize("dtype", dpsgd_test.DTYPES)
+    @pytest.mark.parametrize("rank", [1, 3])
+    @pytest.mark.parametrize(
+        "model",
+        [
+            dpsgd_test.dense,
+            dpsgd_test.dense_by_gram,
+            dpsgd_test.dense_by_rows,
+            dpsgd_test.conv,
+        ],
+    )
+    def test_hostile_examples_move_it_by_the_clip(self, model, rank, dtype):
+        """Those of DP-SGD's tests, where norms are not of rows."""
+        plain = layers.reparametrize(model(dtype), rank)
+        private = tf_dpsub.make_private(plain)
+        optimizer = rgp(
+            l2_norm_clip=dpsgd_test.CLIP,
+            batch_size=dpsgd_test.BATCH,
+            carriers="random",
+        )
+        private.compile(optimizer, "mse")
+        optimizer.build_for(private)
+        optimizer.prepare(private)
+        scale = dpsgd_test.LOSS_SCALE.get(dtype, 1.0)
+
+        def losses(batch):
+            outputs = tf.cast(plain(batch["x"], training=True), tf.float32)
+            products = tf.reshape(outputs * batch["t"], [outputs.shape[0], -1])
+            return scale * tf.reduce_sum(products, 1), None
+
+        @tf.function(autograph=False)
+        def sums(x, t, keep):
+            rows, _ = gradients.per_example_gradients(
+                losses,
+                {"x": x, "t": t},
+                optimizer.per_example_variables,
+                "graph",
+                scale,
+            )
+            return [*optimizer.clipped_sums(rows, keep), rows.valid]
+
+        reached = dpsgd_test.check_sensitivity(dpsgd_test.Step(plain, sums))
+        assert reached["ordinary"][0] > 0.99
 
     def test_all_parts_are_clipped_as_one(self):
         """Carriers apart, each would have a clip of its own."""

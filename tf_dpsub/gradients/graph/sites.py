@@ -43,14 +43,14 @@ def size(shape):
     return int(np.prod(shape, dtype=np.int64))
 
 
-def batch_first(tensor, state, batch_size):
-    """`tensor` as `[batch, outer, inner, ...]`, in float32 if it is a float.
+def batch_first(tensor, state, batch_size, dtype=tf.float32):
+    """`tensor` as `[batch, outer, inner, ...]`, of a type if it is a float.
 
     The axis that holds the batch is taken apart, and `outer` and `inner` stay
     in its place.
     """
     if tensor.dtype.is_floating:
-        tensor = tf.cast(tensor, tf.float32)
+        tensor = tf.cast(tensor, dtype)
     shape, axis = static_shape(tensor), state.axis
     split = [state.outer, batch_size, state.inner]
     if axis or state.outer > 1:
@@ -175,12 +175,17 @@ class OuterProducts(Site):
         self.right_size = right.shape[3]
 
     def stored_if_small(self):
-        """The same site, with stored rows where that is the cheapest."""
+        """The same site, with stored rows where that is the cheapest.
+
+        Factors of low precision are multiplied in it, one example at a time,
+        or cast up: either way, norms and sums see the same float32 numbers.
+        """
         if self.terms > 1 and not self._prefers_gram:
             if self.batch_size * size(self.shape) <= KEPT_ROWS:
-                products = self._products(*self.factors)
+                products = tf.cast(self._products(*self.factors), tf.float32)
                 products = tf.reshape(products, [self.batch_size, *self._parts])
                 return Stored(self.weight, products, self._order)
+        self.factors = [tf.cast(f, tf.float32) for f in self.factors]
         return self
 
     @property
@@ -396,8 +401,10 @@ def contraction(op, k, gradient, operand_state, gradient_state, batch_size):
     batch_label = operand_labels[operand_state.axis]
     if batch_label in weight_labels:
         raise Unproven("has a weight with an axis of the batch")
-    left = _Labelled(operand, operand_labels, operand_state, batch_size)
-    right = _Labelled(gradient, list(out), gradient_state, batch_size)
+    is_low = {operand.dtype, gradient.dtype} == {tf.bfloat16}
+    dtype = tf.bfloat16 if is_low else tf.float32
+    left = _Labelled(operand, operand_labels, operand_state, batch_size, dtype)
+    right = _Labelled(gradient, list(out), gradient_state, batch_size, dtype)
     for label in weight_labels:
         if label and label not in left.labels and label not in right.labels:
             raise Unproven("sums over an axis of the weight alone")
@@ -442,8 +449,8 @@ class _Labelled:
     The parts that were merged with the batch axis are named "<" and ">".
     """
 
-    def __init__(self, tensor, labels, state, batch_size):
-        self.tensor = batch_first(tensor, state, batch_size)
+    def __init__(self, tensor, labels, state, batch_size, dtype):
+        self.tensor = batch_first(tensor, state, batch_size, dtype)
         axis = state.axis
         self.labels = [*labels[:axis], "<", ">", *labels[axis + 1 :]]
         # Axes without a name have size 1.
@@ -464,7 +471,8 @@ class _Labelled:
             self.labels = [
                 label for label in self.labels if label not in labels
             ]
-            self._set(tf.reduce_sum(self.tensor, axes))
+            total = tf.reduce_sum(tf.cast(self.tensor, tf.float32), axes)
+            self._set(tf.cast(total, self.tensor.dtype))
 
     def arranged(self, *parts):
         """`[batch, ...]` with the axes of each part merged into one."""
