@@ -95,9 +95,12 @@ parity: environment $(ORACLE)/installed
 
 benchmark: environment
 	$(RUN) -m benchmarks.step_time
-	$(RUN) -m benchmarks.subspace_step --measurement=pdp
+	$(RUN) -m benchmarks.subspace_step --measurement=pdp --repeats=31
 	$(RUN) -m benchmarks.subspace_step --measurement=gep
 	$(RUN) -m benchmarks.subspace_step --measurement=resnet20 --repeats=2
+	$(RUN) -m benchmarks.rgp_step
+	$(RUN) -m benchmarks.rgp_step --policy=mixed_bfloat16
+	$(RUN) -m benchmarks.rgp_step --model=wrn28_4 --rank=16 --blocks=3
 
 clean:
 	rm -rf out build dist *.egg-info .hypothesis .pytest_cache .ruff_cache

@@ -168,7 +168,7 @@ def scale_rows(c, x):
 
 
 def combine_rows(weights, x):
-    """`[size of a row, k]`, from weights `[batch, k]` and rows `[batch, ...]`."""
+    """`[size, k]`, from weights `[batch, k]` and rows `[batch, ...]`."""
     return tf.matmul(tf.reshape(x, [x.shape[0], -1]), weights, transpose_a=True)
 
 

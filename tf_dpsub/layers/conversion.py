@@ -65,9 +65,9 @@ def reparametrize(model, rank, *, include=None, exclude=None):
     if not fit:
         raise ValueError(
             f"Expected a model with layers to reparametrize, got "
-            f"'{model.name}', of which no Dense, Conv2D or EinsumDense layer is "
-            f"chosen that is trainable and whose kernel is {rank} wide. Lower "
-            "the rank, or choose others."
+            f"'{model.name}': no Dense, Conv2D or EinsumDense layer is chosen "
+            f"that is trainable and whose kernel is {rank} wide. Lower the "
+            "rank, or choose others."
         )
     for layer in fit:
         _TWINS[type(layer)].convert(layer, rank)

@@ -11,8 +11,8 @@ class RGPMultiHeadAttention(Ranked, keras.layers.MultiHeadAttention):
     """`keras.layers.MultiHeadAttention` with carriers in its projections.
 
     It computes the same as `MultiHeadAttention`, has the same weights, and
-    trains like it, unless `tf_dpsub.optimizers.RGP` trains it. Query, key, value
-    and output projections are `RGPEinsumDense`.
+    trains like it, unless `tf_dpsub.optimizers.RGP` trains it. The query, key,
+    value and output projections are `RGPEinsumDense`.
 
     Args: as `keras.layers.MultiHeadAttention`.
         rank: int, the rank of the carriers of each projection. A kernel that

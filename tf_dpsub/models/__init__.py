@@ -17,6 +17,23 @@ from tf_dpsub.models.resnet import (
     wrn28_4_gn,
 )
 
+__all__ = [
+    "NAMES",
+    "TEXT_NAMES",
+    "bert_classifier",
+    "gep_mnist_cnn",
+    "get",
+    "gpt2",
+    "mlp",
+    "mnist_cnn",
+    "prompted_classifier",
+    "resnet20_gn",
+    "roberta_classifier",
+    "wide_resnet_gn",
+    "wrn28_2_gn",
+    "wrn28_4_gn",
+]
+
 NAMES = {
     "bert_classifier": bert_classifier,
     "gep_mnist_cnn": gep_mnist_cnn,

@@ -325,8 +325,8 @@ def gpt2(
         config = checkpoint.expect("gpt2")
         if config["activation_function"] not in _TANH_GELU:
             raise ValueError(
-                f"Expected the tanh form of GELU in {folder}, which keras_hub's "
-                f"GPT-2 has, got {config['activation_function']!r}."
+                f"Expected the tanh form of GELU in {folder}, as keras_hub's "
+                f"GPT-2 has it, got {config['activation_function']!r}."
             )
         backbone = hub.models.GPT2Backbone(
             vocabulary_size=config["vocab_size"],

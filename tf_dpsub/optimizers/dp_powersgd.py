@@ -20,11 +20,11 @@ from tf_dpsub.subspaces.subspace import seed_variable
 class DPPowerSGD(DPSGD):
     """DP-SGD whose noisy gradients are made low-rank afterwards.
 
-    The gradient M of each kernel, as a matrix, is replaced by `P P^T M`, with P
-    an orthonormal basis of `M Q`, and Q the last `M^T P`: one warm-started power
-    iteration, which keeps the `rank` largest directions and drops what noise
-    the others have. Kernels that are not wider than the rank, and biases, keep
-    their gradients.
+    The gradient M of each kernel, as a matrix, is replaced by `P P^T M`, with
+    P an orthonormal basis of `M Q`, and Q the last `M^T P`: one power iteration
+    with a warm start, which keeps the `rank` largest directions and drops what
+    noise the others have. Kernels that are not wider than the rank, and biases,
+    keep their gradients.
 
     Formal guarantees: what is released at a step is the noisy sum of `DPSGD`,
     and its event accounts for it. All else is post-processing.
