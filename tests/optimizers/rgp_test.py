@@ -189,6 +189,17 @@ class TestGradient:
         for a, b in zip(*found):
             np.testing.assert_allclose(a, b, atol=1e-6)
 
+    @pytest.mark.slow
+    def test_compiles(self):
+        found = []
+        for jit_compile in (False, True):
+            optimizer = rgp(l2_norm_clip=0.1)
+            model = private(optimizer, jit_compile=jit_compile)
+            found.append(step(model))
+            assert model.training_step.is_compiled == jit_compile
+        for a, b in zip(*found):
+            np.testing.assert_allclose(a, b, atol=1e-6)
+
     def test_inner_optimizer_sees_whole_kernels_alone(self):
         model = private(rgp(keras.optimizers.Adam()))
         step(model)
