@@ -55,8 +55,9 @@ class RunDirectory:
             )
         held = json.loads((self.path / "config.json").read_text("utf-8"))
         # A field that came later had its default.
-        default = train_config.as_dict(train_config.default_config())
-        held = {**default, **held}
+        defaults = train_config.as_dict(train_config.default_config())
+        for name in self._config.keys() & defaults.keys() - held.keys():
+            held[name] = defaults[name]
         changes = [
             f"{name} is {held.get(name)!r} there and "
             f"{self._config.get(name)!r} here"
