@@ -8,7 +8,6 @@ from launchers import figures
 from launchers.experiments import plots, results, trials
 from tests.launchers.experiments import finished_trials
 
-
 _RECORDED = ("errors", "spectra", "residuals")
 
 
