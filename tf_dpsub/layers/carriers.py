@@ -4,6 +4,7 @@ Implementation of the layers of "Large Scale Private Learning via Low-rank
 Reparametrization" (Yu, Zhang, Chen, Yin, Liu, ICML 2021, Section 3).
 """
 
+import abc
 import inspect
 import math
 
@@ -117,7 +118,7 @@ def _renew_signature(layer):
     }
 
 
-class Reparametrized(Ranked):
+class Reparametrized(Ranked, abc.ABC):
     """A layer with gradient carriers, beside what its plain twin has.
 
     In training, its output is that of the twin plus `L R x - L R x`, of which
@@ -169,17 +170,17 @@ class Reparametrized(Ranked):
         self._create_carriers()
 
     @staticmethod
+    @abc.abstractmethod
     def _matrix_axes(layer):
         """The order of the kernel's axes, and how many are of the inputs.
 
         Raises:
             ValueError: as `narrow_side`.
         """
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _carried(self, inputs):
         """`L R x`."""
-        raise NotImplementedError
 
     def _with_carriers(self, outputs, inputs, training):
         """Outputs of the same value, from which gradients reach carriers."""

@@ -39,16 +39,16 @@ class DPSGD(PrivateOptimizer):
     """
 
     def sum_shapes(self):
-        return [v.shape for v in self._trainable_variables]
+        return [v.shape for v in self.per_example_variables]
 
     def clipped_sums(self, gradients, keep):
         return clipped_sum(gradients, keep, self.l2_norm_clip, self.batch_size)
 
     def noise_stddevs(self):
         if self.noise_multiplier == 0:
-            return [0.0] * len(self._trainable_variables)
+            return [0.0] * len(self.per_example_variables)
         stddev = self.noise_multiplier * self.l2_norm_clip
-        return [stddev] * len(self._trainable_variables)
+        return [stddev] * len(self.per_example_variables)
 
     def privatize(self, noisy_sums):
         return [s / self.batch_size for s in noisy_sums]

@@ -9,8 +9,7 @@ import tensorflow as tf
 
 from tf_dpsub.checks import check_count, is_int
 from tf_dpsub.layers import reparametrized_layers
-from tf_dpsub.optimizers.clipping import clipped_sum
-from tf_dpsub.optimizers.private_optimizer import PrivateOptimizer
+from tf_dpsub.optimizers.dpsgd import DPSGD
 from tf_dpsub.subspaces import linear_algebra
 from tf_dpsub.subspaces.subspace import assign_if, seed_variable
 
@@ -22,7 +21,7 @@ _FILL = 2.0**-20
 
 
 @keras.saving.register_keras_serializable("tf_dpsub")
-class RGP(PrivateOptimizer):
+class RGP(DPSGD):
     """DP-SGD on low-rank gradient carriers of the layers' kernels.
 
     For each kernel W `[p, d]` of a layer that `tf_dpsub.layers.reparametrize`
@@ -223,28 +222,12 @@ class RGP(PrivateOptimizer):
 
     # The mechanism.
 
-    def sum_shapes(self):
-        return [v.shape for v in self.per_example_variables]
-
-    def clipped_sums(self, gradients, keep):
-        return clipped_sum(gradients, keep, self.l2_norm_clip, self.batch_size)
-
-    def noise_stddevs(self):
-        stddev = 0.0
-        if self.noise_multiplier > 0:
-            stddev = self.noise_multiplier * self.l2_norm_clip
-        return [stddev] * len(self.per_example_variables)
-
     def privatize(self, noisy_sums):
-        means = iter([s / self.batch_size for s in noisy_sums])
+        means = iter(super().privatize(noisy_sums))
         return [
             next(means) if c is None else _lifted(c, next(means), next(means))
             for c in self._found
         ]
-
-    @property
-    def effective_noise_multiplier(self):
-        return self.noise_multiplier
 
     # What Keras expects of an optimizer.
 
