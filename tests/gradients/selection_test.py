@@ -31,7 +31,7 @@ def _model(shape, *layers):
 
 
 def test_a_proved_model_takes_the_graph(caplog):
-    caplog.set_level("INFO")
+    caplog.set_level("INFO", logger="absl")
     assert _select(_model((3,), L.Dense(2)), (3,)) == "graph"
     assert "graph walk, proved" in caplog.text
 

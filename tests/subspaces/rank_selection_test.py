@@ -253,7 +253,7 @@ class TestDirectionsThatAreOff:
 
 class TestRuns:
     def test_says_what_it_chose_and_why(self, caplog):
-        caplog.set_level("INFO")
+        caplog.set_level("INFO", logger="absl")
         subspace = public()
         model = attached(subspace, 0.02)
         for step in range(3):
