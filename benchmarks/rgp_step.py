@@ -1,11 +1,17 @@
-"""Time of an RGP step against the same model trained plainly by Keras.
+"""Time and memory of an RGP step against plain training by Keras.
 
-One process; plain and private steps alternate in blocks, so that a ratio is
-taken from one run. `refresh` is the share of a step that finding the carriers
-takes, timed apart.
+Time: one process; plain and private steps alternate in blocks, so that a ratio
+is taken from one run. `refresh` is the share of a step that finding the
+carriers takes, timed apart.
+
+Memory, with `--memory`: the peak of a process that makes two steps of
+BERT-base, batch 32 x 128; one process for each kind of training.
 """
 
+import functools
 import json
+import multiprocessing
+import resource
 import statistics
 import time
 
@@ -22,29 +28,57 @@ _POLICY = flags.DEFINE_enum(
 )
 _RANK = flags.DEFINE_integer("rank", 8, "Rank of the carriers.")
 _BLOCKS = flags.DEFINE_integer("blocks", 7, "Blocks of steps of each kind.")
+_MEMORY = flags.DEFINE_bool("memory", False, "Memory of BERT-base instead.")
+
+_BERT_BASE = functools.partial(timed.bert, layers=12, width=768, length=128)
 
 
-def measure(build, rank, blocks):
-    model, x, y, count = build()
-    batch = len(y)
-    private = tf_dpsub.make_private(
-        # Not a clone, in which embeddings would be trainable again.
-        tf_dpsub.layers.reparametrize(build()[0], rank)
-    )
+def _plain_step(build):
+    model, x, y, _ = build()
+    return timed.step(model, x, y, keras.optimizers.SGD(0.01), len(y)), model
+
+
+def _rgp_step(build, rank):
+    model, x, y, _ = build()
+    # Not a clone, in which embeddings would be trainable again.
+    private = tf_dpsub.make_private(tf_dpsub.layers.reparametrize(model, rank))
     optimizer = tf_dpsub.optimizers.RGP(
         keras.optimizers.SGD(0.01),
         l2_norm_clip=1.0,
         noise_multiplier=1.0,
-        batch_size=batch,
+        batch_size=len(y),
     )
-    times = timed.measure_steps(
-        {
-            "plain": timed.step(model, x, y, keras.optimizers.SGD(0.01), batch),
-            "RGP": timed.step(private, x, y, optimizer, batch),
-        },
-        count,
-        blocks,
-    )
+    return timed.step(private, x, y, optimizer, len(y)), private
+
+
+def _peak(kind, rank):
+    """MiB at the peak of this process, which makes two steps."""
+    if kind == "plain":
+        step, _ = _plain_step(_BERT_BASE)
+    else:
+        step, _ = _rgp_step(_BERT_BASE, rank)
+    for _ in range(2):
+        step()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+
+
+def memory(rank):
+    """Peaks of plain training and of RGP, and their ratio."""
+    fresh = multiprocessing.get_context("spawn")
+    peaks = {}
+    for kind in ("plain", "RGP"):
+        with fresh.Pool(1) as pool:
+            peaks[kind] = pool.apply(_peak, (kind, rank))
+    return {"MiB": peaks, "ratio": peaks["RGP"] / peaks["plain"]}
+
+
+def measure(build, rank, blocks):
+    """Step times of plain training and of RGP, and their ratio."""
+    _, _, y, count = build()
+    plain, model = _plain_step(build)
+    rgp, private = _rgp_step(build, rank)
+    optimizer = private.optimizer
+    times = timed.measure_steps({"plain": plain, "RGP": rgp}, count, blocks)
     refresh = tf.function(lambda: optimizer.prepare(private), autograph=False)
     refresh()
     start = time.perf_counter()
@@ -54,7 +88,7 @@ def measure(build, rank, blocks):
     medians = {name: statistics.median(t) for name, t in times.items()}
     return {
         "parameters": model.count_params(),
-        "batch": batch,
+        "batch": len(y),
         "reparametrized layers": len(
             tf_dpsub.layers.reparametrized_layers(private.model)
         ),
@@ -67,6 +101,9 @@ def measure(build, rank, blocks):
 
 
 def main(_):
+    if _MEMORY.value:
+        print(json.dumps(memory(_RANK.value), indent=2))
+        return
     keras.config.set_dtype_policy(_POLICY.value)
     builders = {"bert": timed.bert, "wrn28_4": timed.wrn28_4}
     result = measure(builders[_MODEL.value], _RANK.value, _BLOCKS.value)

@@ -26,17 +26,17 @@ def resnet20():
     return tf_dpsub.models.resnet20_gn(), x, y, 1
 
 
-def bert():
+def bert(layers=6, width=384, length=64):
     """BERT with 6 layers of width 384, embeddings frozen, batch 32 x 64."""
     import keras_hub
 
     backbone = keras_hub.models.BertBackbone(
         vocabulary_size=30522,
-        num_layers=6,
-        num_heads=6,
-        hidden_dim=384,
-        intermediate_dim=1536,
-        max_sequence_length=128,
+        num_layers=layers,
+        num_heads=width // 64,
+        hidden_dim=width,
+        intermediate_dim=4 * width,
+        max_sequence_length=length,
         dropout=0.0,
     )
     for layer in backbone.layers:
@@ -46,9 +46,9 @@ def bert():
     model = keras.Model(backbone.input, keras.layers.Dense(2)(outputs))
     rng = np.random.default_rng(0)
     x = {
-        "token_ids": rng.integers(0, 30522, (32, 64)).astype("int32"),
-        "segment_ids": np.zeros((32, 64), "int32"),
-        "padding_mask": np.ones((32, 64), "int32"),
+        "token_ids": rng.integers(0, 30522, (32, length)).astype("int32"),
+        "segment_ids": np.zeros((32, length), "int32"),
+        "padding_mask": np.ones((32, length), "int32"),
     }
     return model, x, rng.integers(0, 2, 32), 1
 

@@ -25,6 +25,8 @@ _PRIVATE_OPTIMIZERS = {
 }
 # Examples whose gradients recorders look at.
 _LOOKED_AT = 1000
+# Models whose targets are texts.
+_WRITERS = ("gpt2",)
 _SUBSPACES = ("PublicSubspace", "RandomSubspace")
 _INNER_OPTIMIZERS = {
     name: getattr(keras.optimizers, name)
@@ -162,13 +164,17 @@ def _load(*args, **kwargs):
 
 def plain_model(config, loaded):
     """Builds the model that a config names for a `tf_dpsub.data.Dataset`."""
+    writes = config.model in _WRITERS
     is_text = config.model in models.TEXT_NAMES
-    if is_text != (loaded.input_shape == ()):
-        kind = "numbers" if is_text else "texts"
+    if is_text != loaded.is_text or writes != (loaded.num_classes is None):
+        kind = "texts" if loaded.is_text else "numbers"
+        if loaded.num_classes is None:
+            kind = "prompts and responses"
         raise ValueError(
             f"Expected a model that fits the data, got {config.model!r} for "
             f"{config.dataset!r}, which holds {kind}. Models of texts are "
-            f"{', '.join(models.TEXT_NAMES)}."
+            f"{', '.join(models.TEXT_NAMES)}, of which {', '.join(_WRITERS)} "
+            "writes them."
         )
     model = _construct(
         models.get,

@@ -16,21 +16,19 @@ from launchers import (
     progress_figure,
     run_directory,
     run_recorder,
+    tasks,
     tokens,
     train_config,
 )
 from tf_dpsub import accounting, callbacks, data, layers
 
-# Of the test split: the result does not depend on it.
-_EVALUATION_BATCH = 1000
-
 
 def train(config, workdir, resume=False, results_only=False):
-    """Trains a classifier privately, evaluates it, and writes all files.
+    """Trains a model privately, evaluates it, and writes all files.
 
     Formal guarantees: what is released is the model, whose privacy
     `privacy_statement.txt` states. The test split is evaluated without noise,
-    so it is taken to be public. Loss and accuracy of training, in
+    so it is taken to be public. Loss and metrics of training, in
     `metrics.csv`, `progress.png` and `tensorboard/`, are private results, which
     no epsilon covers.
 
@@ -63,13 +61,13 @@ def train(config, workdir, resume=False, results_only=False):
 
 
 def summary(result):
-    """The line that says how accurate and how private a result is."""
+    """The line that says how good and how private a result is."""
     epsilon = float(result["epsilon"])
     if math.isfinite(epsilon):
         # Upwards: what is said must not be less than what was spent.
         epsilon = math.ceil(round(epsilon * 100, 6)) / 100
     return (
-        f"test accuracy {result['test_accuracy']:.2f} at "
+        f"{tasks.summary(result)} at "
         f"(ε = {epsilon:.2f}, δ = {result['delta']:g}), "
         f"Poisson sampling, {result['accountant'].upper()}"
     )
@@ -100,7 +98,8 @@ class _Run:
         strategy = config_objects.strategy(config)
         with strategy.scope():
             plain = config_objects.plain_model(config, loaded)
-        self._data = tokens.tokenized(loaded, plain)
+        self._task = tasks.of(loaded)
+        self._loaded, self._data = loaded, tokens.tokenized(loaded, plain)
         # Inputs are tokens from here on; the model that is saved takes texts.
         self._preprocessor = getattr(plain, "preprocessor", None)
         if self._preprocessor is not None:
@@ -125,10 +124,8 @@ class _Run:
                 config_objects.private_optimizer(
                     config, self._batches, subspace
                 ),
-                loss=keras.losses.SparseCategoricalCrossentropy(
-                    from_logits=True
-                ),
-                metrics=["accuracy"],
+                loss=self._task.loss(),
+                metrics=self._task.metrics(),
                 steps_per_execution=config.steps_per_execution,
                 jit_compile=(
                     "auto" if config.jit_compile is None else config.jit_compile
@@ -252,7 +249,7 @@ class _Run:
             epochs=epochs,
             verbose=1 if sys.stdout.isatty() else 2,
             validation_data=(own.x_test, own.y_test),
-            validation_batch_size=_EVALUATION_BATCH,
+            validation_batch_size=self._task.evaluation_batch,
             validation_data_is_public=True,
             callbacks=[
                 callbacks.PrivacyBudget(
@@ -288,25 +285,31 @@ class _Run:
 
     def _write_model_and_figure(self, result):
         config, path = self._config, self._directory.path
-        plain = layers.merge(self._model.model)
-        if self._preprocessor is not None:
-            plain.preprocessor = self._preprocessor
-        plain.save(path / "model.keras")
+        self._plain().save(path / "model.keras")
         progress_figure.save_progress(
             path / "progress.png",
             self._recorder.rows,
             title=f"{config.dataset}: {config.optimizer}, {config.model}",
             subtitle=summary(result),
+            metric=self._task.metric,
+            is_share=self._task.is_share,
             delta=config.delta,
             budget=config.epsilon,
         )
+
+    def _plain(self):
+        """The model that was trained, as it was before it was private."""
+        plain = layers.merge(self._model.model)
+        if self._preprocessor is not None:
+            plain.preprocessor = self._preprocessor
+        return plain
 
     def _result(self):
         config, model, batches = self._config, self._model, self._batches
         measured = model.evaluate(
             self._data.x_test,
             self._data.y_test,
-            batch_size=_EVALUATION_BATCH,
+            batch_size=self._task.evaluation_batch,
             verbose=0,
             return_dict=True,
         )
@@ -315,8 +318,12 @@ class _Run:
             accountant: _finite(model.epsilon(config.delta, accountant))
             for accountant in ("rdp", "pld")
         }
+        metric = self._task.metric
         return {
-            "test_accuracy": measured["accuracy"],
+            f"test_{metric}": measured[metric],
+            **self._task.last_result(
+                self._plain(), self._loaded, self._directory
+            ),
             "test_loss": _finite(measured["loss"]),
             "epsilon": epsilon[config.accountant],
             "epsilon_rdp": epsilon["rdp"],

@@ -1,4 +1,4 @@
-"""A figure of accuracy and of the privacy spent, epoch by epoch."""
+"""A figure of a metric and of the privacy spent, epoch by epoch."""
 
 import math
 
@@ -9,14 +9,19 @@ from launchers import figures
 _TEST, _TRAINING, _EPSILON = figures.BLUE, figures.ORANGE, figures.PURPLE
 
 
-def save_progress(path, rows, *, title, subtitle, delta, budget=None):
-    """Draws accuracy above, and epsilon below, over the epochs.
+def save_progress(
+    path, rows, *, title, subtitle, metric, is_share, delta, budget=None
+):
+    """Draws a metric above, and epsilon below, over the epochs.
 
     Args:
         path: string or path-like, the PNG file.
-        rows: list of dicts with `epoch`, `accuracy`, `val_accuracy`, `epsilon`.
+        rows: list of dicts with `epoch`, `epsilon`, and the metric of training
+            and, with `val_` before its name, of the test split.
         title: string, what was trained.
         subtitle: string, what came out.
+        metric: string, its name, such as `"accuracy"`.
+        is_share: bool, whether the metric lies between 0 and 1.
         delta: float, of the (epsilon, delta) shown.
         budget: float, the epsilon to keep, drawn as a line. Defaults to `None`.
     """
@@ -26,13 +31,16 @@ def save_progress(path, rows, *, title, subtitle, delta, budget=None):
         upper, lower = canvas.subplots(2, 1, sharex=True, height_ratios=[3, 2])
         figures.subtitle(upper, subtitle)
         for name, label, colour in (
-            ("accuracy", "training (private, not covered by ε)", _TRAINING),
-            ("val_accuracy", "test", _TEST),
+            (metric, "training (private, not covered by ε)", _TRAINING),
+            (f"val_{metric}", "test", _TEST),
         ):
             _line(upper, epochs, [row[name] for row in rows], label, colour)
-        upper.set_ylabel("accuracy")
-        upper.yaxis.set_major_formatter(ticker.PercentFormatter(1.0))
-        upper.legend(frameon=False, loc="lower right", labelcolor=figures.INK)
+        upper.set_ylabel(metric)
+        if is_share:
+            upper.yaxis.set_major_formatter(ticker.PercentFormatter(1.0))
+        else:
+            upper.set_yscale("log")
+        upper.legend(frameon=False, loc="best", labelcolor=figures.INK)
         spent = [row["epsilon"] for row in rows]
         if all(map(math.isfinite, spent)):
             _line(lower, epochs, spent, None, _EPSILON)

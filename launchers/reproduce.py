@@ -47,6 +47,12 @@ _FEATURES = flags.DEFINE_string(
     "An .npz file with x_train, y_train, x_test and y_test, for "
     "gep_linear_probe.",
 )
+_LANGUAGE_MODEL = flags.DEFINE_string(
+    "language_model",
+    None,
+    "A preset of keras_hub, or a folder with a checkpoint, of BERT, for "
+    "rgp_glue.",
+)
 _DRY_RUN = flags.DEFINE_bool(
     "dry_run", False, "Say which trials would run, and run none."
 )
@@ -64,7 +70,9 @@ def main(argv):
         experiment = chosen(
             _EXPERIMENT.value,
             experiments.Inputs(
-                public_images=_PUBLIC_IMAGES.value, features=_FEATURES.value
+                public_images=_PUBLIC_IMAGES.value,
+                features=_FEATURES.value,
+                language_model=_LANGUAGE_MODEL.value,
             ),
             _FRACTION.value,
         )

@@ -6,11 +6,14 @@ import json
 import os
 import pathlib
 
-import keras
 import numpy as np
+
+from launchers import tasks
 
 # Texts at a time.
 _CHUNK = 4096
+# Beside the inputs of a model that writes.
+_TARGETS = "targets"
 
 
 def tokenized(loaded, model):
@@ -24,13 +27,13 @@ def tokenized(loaded, model):
         model: `keras.Model`, with a keras_hub preprocessor for texts.
 
     Returns:
-        A `tf_dpsub.data.Dataset` whose inputs are dicts of arrays; `loaded` if
-        it holds no texts.
+        A `tf_dpsub.data.Dataset` whose inputs are dicts of arrays, and whose
+        targets, if they are texts, tokens; `loaded` if it holds no texts.
 
     Raises:
         ValueError: if the model takes no texts.
     """
-    if loaded.input_shape != ():
+    if not loaded.is_text:
         return loaded
     preprocessor = getattr(model, "preprocessor", None)
     if preprocessor is None:
@@ -38,30 +41,34 @@ def tokenized(loaded, model):
             f"Expected a model with a tokenizer for {loaded.name!r}, got "
             f"'{model.name}', which has none. Give it a preset or a folder."
         )
-    parts = {
-        name: _tokens(getattr(loaded, name), preprocessor)
-        for name in ("x_train", "x_public", "x_test")
-    }
+    is_generation = loaded.num_classes is None
+    parts = {}
+    for split in ("train", "public", "test"):
+        x, y = getattr(loaded, f"x_{split}"), getattr(loaded, f"y_{split}")
+        if is_generation:
+            x = np.stack([x, y], axis=1)
+        inputs = _tokens(x, preprocessor, is_generation)
+        if is_generation:
+            parts[f"y_{split}"] = inputs.pop(_TARGETS)
+        parts[f"x_{split}"] = inputs
     return dataclasses.replace(loaded, **parts)
 
 
-def _tokens(texts, preprocessor):
-    path = _cache_folder() / f"{_key(texts, preprocessor)}.npz"
+def _tokens(texts, preprocessor, is_generation):
+    """A dict of arrays, from texts or pairs of them."""
+    key = _key(texts, preprocessor, is_generation)
+    path = _cache_folder() / f"{key}.npz"
     if path.is_file():
         with np.load(path) as file:
             return dict(file)
+    # None of them still tells what tokens are like.
+    some = texts if len(texts) else np.full((1, *texts.shape[1:]), "", object)
     chunks = [
-        keras.tree.map_structure(np.asarray, preprocessor(list(part)))
-        for part in np.split(texts, range(_CHUNK, len(texts), _CHUNK))
-        if len(part)
+        _chunk(part, preprocessor, is_generation)
+        for part in np.split(some, range(_CHUNK, len(some), _CHUNK))
     ]
-    if not chunks:
-        chunks = [
-            keras.tree.map_structure(lambda t: np.asarray(t)[:0], one)
-            for one in [preprocessor([""])]
-        ]
     tokens = {
-        name: np.concatenate([chunk[name] for chunk in chunks])
+        name: np.concatenate([chunk[name] for chunk in chunks])[: len(texts)]
         for name in chunks[0]
     }
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -70,6 +77,22 @@ def _tokens(texts, preprocessor):
     np.savez(unfinished, **tokens)
     os.replace(unfinished, path)
     return tokens
+
+
+def _chunk(texts, preprocessor, is_generation):
+    if is_generation:
+        prompts, responses = map(list, texts.T)
+        inputs, targets, weights = preprocessor(
+            {"prompts": prompts, "responses": responses}
+        )
+        targets = tasks.masked_targets(targets, weights)
+        inputs = {**inputs, _TARGETS: targets}
+    elif texts.ndim == 2:
+        # A tuple alone would be taken for inputs and labels.
+        inputs = preprocessor(tuple(map(list, texts.T)), y=None)
+    else:
+        inputs = preprocessor(list(texts))
+    return {name: np.asarray(array) for name, array in inputs.items()}
 
 
 def _cache_folder():
@@ -84,16 +107,17 @@ def _without_names(config):
     return {k: _without_names(v) for k, v in config.items() if k != "name"}
 
 
-def _key(texts, preprocessor):
+def _key(texts, preprocessor, is_generation):
     """A digest of the texts and of all that makes tokens of them."""
     tokenizer = preprocessor.tokenizer
     settings = {
         "type": type(preprocessor).__name__,
         "preprocessor": _without_names(preprocessor.get_config()),
-        "vocabulary": tokenizer.get_vocabulary(),
+        "vocabulary": list(tokenizer.get_vocabulary()),
         "merges": list(getattr(tokenizer, "merges", ())),
+        "shape": [is_generation, *texts.shape],
     }
     digest = hashlib.sha256(json.dumps(settings, default=str).encode())
-    for text in texts:
+    for text in texts.flat:
         digest.update(text.encode() + b"\0")
     return digest.hexdigest()

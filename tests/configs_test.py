@@ -4,7 +4,8 @@ import pathlib
 import numpy as np
 import pytest
 
-from launchers import config_objects, train_config
+from launchers import config_objects, tokens, train_config
+from tests.models import checkpoints
 from tf_dpsub import accounting, data
 from tf_dpsub.subspaces.groups import make_groups
 
@@ -16,6 +17,7 @@ SHAPES = {
     "cifar10": (32, 32, 3),
     "features.npz": (512,),
     "glue/sst2": (),
+    "e2e": (),
 }
 EXAMPLES = {"digits": 1438, "mnist": 60_000, "cifar10": 50_000}
 
@@ -25,7 +27,10 @@ class LoadedAs:
 
     def __init__(self, config):
         self.input_shape = SHAPES[config.dataset]
-        self.num_classes = 10
+        self.is_text = self.input_shape == ()
+        self.num_classes = None if config.dataset == "e2e" else 10
+        if config.model == "prompted_classifier":
+            self.num_classes = 2
         self.x_public = np.zeros((config.public_examples, *self.input_shape))
         self.y_public = np.zeros(config.public_examples, int)
 
@@ -80,12 +85,26 @@ class TestEveryConfig:
         with pytest.raises(TypeError):
             config.epochs = "many"
 
-    def test_names_a_model_and_an_optimizer_that_exist(self, config, images):
+    def test_names_a_model_and_an_optimizer_that_exist(
+        self, config, images, tmp_path
+    ):
         if is_without_public_data(config):
             config.public_data = images
+        outputs = (10,)
+        if config.model == "gpt2":
+            checkpoints.write_gpt2_of_bytes(tmp_path)
+            config.model_kwargs.folder = str(tmp_path)
+            outputs = (None, 258)
+        elif config.model == "prompted_classifier":
+            checkpoints.write_masked(tmp_path)
+            config.model_kwargs.folder = str(tmp_path)
+            # Of what the small vocabulary has.
+            config.model_kwargs.words = ("bad", "good")
+            config.model_kwargs.sequence_length = 12
+            outputs = (2,)
         loaded = LoadedAs(config)
         model = config_objects.plain_model(config, loaded)
-        assert model.output_shape == (None, 10)
+        assert model.output_shape == (None, *outputs)
         examples = config.private_examples or EXAMPLES.get(
             config.dataset, 50_000
         )
@@ -107,6 +126,27 @@ class TestEveryConfig:
             return
         with pytest.raises(ValueError, match="Expected public examples"):
             config_objects.subspace(config, LoadedAs(config))
+
+
+@pytest.mark.parametrize(
+    "stem, message",
+    [
+        ("e2e_dpsgd", "Expected a model with a tokenizer for 'e2e'"),
+        ("sst2_prompt_dpsgd", "Expected a folder with a checkpoint of BERT or"),
+    ],
+)
+def test_a_language_model_must_be_named(stem, message):
+    config = named(stem)
+    loaded = LoadedAs(config)
+    # A random one is small here.
+    sizes = {"vocabulary_size": 9, "num_layers": 1, "num_heads": 1}
+    sizes |= {"hidden_dim": 4, "intermediate_dim": 4}
+    if config.model == "gpt2":
+        config.model_kwargs = config.model_kwargs.to_dict() | sizes
+    with pytest.raises(ValueError, match=message):
+        model = config_objects.plain_model(config, loaded)
+        loaded.name = config.dataset
+        tokens.tokenized(loaded, model)
 
 
 def test_digits_calibrates_its_noise_to_a_small_epsilon():

@@ -66,13 +66,26 @@ def fresh_state():
 @pytest.fixture(scope="session")
 def data_dir():
     """The TensorFlow Datasets folder with the real data, TFDS_DATA_DIR."""
-    folder = os.environ.get("TFDS_DATA_DIR")
+    return _folder(
+        "TFDS_DATA_DIR",
+        "a TensorFlow Datasets folder that holds mnist, fashion_mnist, cifar10 "
+        "and glue/sst2",
+    )
+
+
+@pytest.fixture(scope="session")
+def e2e_dir():
+    """The folder with the real data of E2E, E2E_DATA_DIR."""
+    return _folder("E2E_DATA_DIR", "a folder with the CSV files of E2E")
+
+
+def _folder(variable, content):
+    folder = os.environ.get(variable)
     if not folder:
-        pytest.skip("TFDS_DATA_DIR does not name a folder with data")
+        pytest.skip(f"{variable} does not name a folder with data")
     if not os.path.isdir(folder):
         pytest.fail(
-            f"Expected TFDS_DATA_DIR to be a folder, got {folder}. Set it to "
-            "a TensorFlow Datasets folder that holds mnist, fashion_mnist, "
-            "cifar10 and glue/sst2."
+            f"Expected {variable} to be a folder, got {folder}. Set it to "
+            f"{content}."
         )
     return folder

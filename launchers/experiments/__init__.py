@@ -22,6 +22,7 @@ EXPERIMENTS = {
     "gep_linear_probe": gep.linear_probe,
     "rgp_cifar10": rgp.cifar10,
     "rgp_sst2": rgp.sst2,
+    "rgp_glue": rgp.glue,
     "rgp_rank": rgp.rank,
     "rgp_residual": rgp.residual,
 }
@@ -29,14 +30,18 @@ EXPERIMENTS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """Files that some experiments need, which come from the user.
+    """What some experiments need, which comes from the user.
 
     Attributes:
         public_images: string, an .npz file with `images`, for GEP. Defaults to
             `None`.
         features: string, an .npz file with features, for the linear probe.
             Defaults to `None`.
+        language_model: string, a preset of keras_hub or a folder with a
+            checkpoint, of BERT, for GLUE. Defaults to `None`: the preset of
+            BERT-base.
     """
 
     public_images: str | None = None
     features: str | None = None
+    language_model: str | None = None

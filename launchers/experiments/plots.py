@@ -107,16 +107,30 @@ def accuracy_against_setting(results, setting):
 def accuracy_by_method(results):
     """Draws a bar of test accuracy for each method and ε, by the paper's point.
 
+    There is a panel for each task, where they have several.
+
     Args:
         results: `results.Results`.
 
     Returns:
         A `matplotlib.figure.Figure`; None if no row is there yet.
     """
-    rows = results.rows
-    if not rows:
+    if not results.rows:
         return None
-    canvas, (axes,) = _canvas(results, 1, height=1.0 + 0.38 * len(rows))
+    panels = _panels(results, "task")
+    most = max(map(len, panels.values()))
+    canvas, grid = _canvas(
+        results, len(panels), height=1.0 + 0.38 * most, sharey=False
+    )
+    for axes, (name, rows) in zip(grid, panels.items()):
+        figures.subtitle(axes, name)
+        _bars(axes, rows)
+    if any(row.paper is not None for row in results.rows):
+        _legend(canvas, grid)
+    return canvas
+
+
+def _bars(axes, rows):
     names = [
         f"{row.method}, ε = {row.labels['ε']}"
         if row.labels["ε"] != "∞"
@@ -149,18 +163,10 @@ def accuracy_by_method(results):
             markeredgecolor="black",
             label="the paper's, with its model and data",
         )
-        axes.legend(
-            loc="lower left",
-            bbox_to_anchor=(0, 1),
-            frameon=False,
-            fontsize=9,
-            handletextpad=0,
-        )
     axes.invert_yaxis()
     axes.set_xlim(0, 1)
     axes.xaxis.set_major_formatter(_percent)
     axes.set_xlabel("test accuracy")
-    return canvas
 
 
 def training_curves(results, panel, line="method", labels=None):

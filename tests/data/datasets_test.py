@@ -204,6 +204,28 @@ class TrainOnly(SmallSet):
     splits = {"train": [0, 1]}
 
 
+class PairsOfTexts(SmallSet):
+    """As MNLI has them: no test split of that name, and hidden labels."""
+
+    splits = {
+        "train": [0, 1, 2],
+        "validation_mismatched": [2, 2, 2],
+        "test_matched": [-1, -1],
+        "validation_matched": [0, 1],
+    }
+
+    def _info(self):
+        text = tfds.features.Text()
+        features = {"hypothesis": text, "label": self.label, "premise": text}
+        return tfds.core.DatasetInfo(
+            builder=self, features=tfds.features.FeaturesDict(features)
+        )
+
+    def _generate_examples(self, labels):
+        for i, k in enumerate(labels):
+            yield i, {"premise": f"p{k}", "hypothesis": f"h{k}é", "label": k}
+
+
 class TestOtherNames:
     @pytest.fixture
     def default_folder(self, tmp_path, monkeypatch):
@@ -241,6 +263,15 @@ class TestOtherNames:
 
     def test_hidden_test_labels(self, prepared):
         assert sorted(load(prepared(HiddenTestLabels)).y_test) == [0, 1, 2]
+
+    def test_pairs_of_texts_and_a_matched_validation_split(self, prepared):
+        data = load(prepared(PairsOfTexts), public=1)
+        assert data.is_text
+        assert data.input_shape == (2,)
+        assert data.x_public.shape == (1, 2)
+        assert sorted(data.y_test) == [0, 1]
+        for x, y in ((data.x_train, data.y_train), (data.x_test, data.y_test)):
+            assert x.tolist() == [[f"p{k}", f"h{k}é"] for k in y]
 
     @pytest.mark.parametrize(
         "builder_class, message",

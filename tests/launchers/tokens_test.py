@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from launchers import tokens
-from tests.models.checkpoints import write
+from tests.models.checkpoints import write, write_gpt2_of_bytes
 from tf_dpsub import data, models
 
 
@@ -93,6 +93,50 @@ def test_another_text_or_tokenizer_is_not(folder, cache):
     (folder / "vocab.txt").write_text("\n".join(lines), "utf-8")
     other = tokens.tokenized(dataset(), classifier(folder))
     assert other.x_train["token_ids"][1, 1] == 5
+
+
+def test_pairs_of_texts(folder):
+    pairs = texts("a", "good film", "a film", "bad").reshape(2, 2)
+    loaded = dataset(x_train=pairs, x_public=pairs[:0], x_test=pairs[:1])
+    model = classifier(folder)
+    found = tokens.tokenized(loaded, model)
+    segments = (["a", "a film"], ["good film", "bad"])
+    expected = model.preprocessor(segments, y=None)
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found.x_train[name], array)
+    assert found.x_train["segment_ids"].any()
+    assert found.x_public["token_ids"].shape == (0, 6)
+    # Other texts than the same ones one by one.
+    flat = dataset(x_train=pairs.ravel(), x_public=texts(), x_test=texts("a"))
+    alone = tokens.tokenized(flat, model)
+    assert alone.x_train["token_ids"].shape == (4, 6)
+
+
+def test_prompts_and_responses(tmp_path):
+    model = models.gpt2(
+        folder=write_gpt2_of_bytes(tmp_path), sequence_length=12
+    )
+    prompts, responses = texts("ab", "a long prompt", "a"), texts("th", "x", "")
+    loaded = dataset(
+        num_classes=None,
+        **{f"x_{split}": prompts for split in ("train", "public", "test")},
+        **{f"y_{split}": responses for split in ("train", "public", "test")},
+    )
+    loaded = dataclasses.replace(
+        loaded, x_public=prompts[:0], y_public=responses[:0]
+    )
+    found = tokens.tokenized(loaded, model)
+    vocabulary = list(model.preprocessor.tokenizer.get_vocabulary())
+    first = found.y_train[0]
+    words = [vocabulary[k] if k >= 0 else "-" for k in first]
+    assert words == [*"---", "th", "<|endoftext|>", *"-------"]
+    # The prompt alone is too long: nothing is left to learn.
+    assert (found.y_train[1] == -1).all()
+    assert found.y_train.dtype == np.int32
+    assert found.y_public.shape == (0, 12)
+    again = tokens.tokenized(loaded, model)
+    np.testing.assert_array_equal(again.y_train, found.y_train)
+    assert again.x_train.keys() == {"token_ids", "padding_mask"}
 
 
 def test_images_stay_what_they_are():

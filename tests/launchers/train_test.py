@@ -769,6 +769,105 @@ class TestTexts:
             experiment.train(config, tmp_path / "run")
 
 
+class TestResponses:
+    """GPT-2 on sentences about restaurants, whose bytes are its tokens."""
+
+    def config(self, folder, data_dir, **changes):
+        checkpoints.write_gpt2_of_bytes(folder)
+        return digits_config(
+            **{
+                "dataset": "e2e",
+                "data_dir": str(data_dir),
+                "model": "gpt2",
+                "model_kwargs": {
+                    "folder": str(folder),
+                    "sequence_length": 128,
+                },
+                "inner_optimizer": "Adam",
+                "inner_optimizer_kwargs": {},
+                "learning_rate": 1e-3,
+                "epochs": 1,
+            }
+            | changes
+        )
+
+    @pytest.fixture(autouse=True)
+    def cache(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    @pytest.fixture
+    def folder(self, tmp_path):
+        path = tmp_path / "checkpoint"
+        path.mkdir()
+        return path
+
+    @pytest.mark.slow
+    def test_of_the_release(self, e2e_dir, folder, tmp_path):
+        """A few, with queries, keys and values alone trained."""
+        small = tmp_path / "e2e"
+        small.mkdir()
+        for name, lines in (("trainset.csv", 65), ("testset_w_refs.csv", 40)):
+            text = (pathlib.Path(e2e_dir) / name).read_text("utf-8")
+            (small / name).write_text(
+                "\n".join(text.splitlines()[:lines]), "utf-8"
+            )
+        config = self.config(
+            folder,
+            small,
+            trainable_layers=("self_attention/(query|key|value)$",),
+            batch_size=32,
+        )
+        result = experiment.train(config, tmp_path / "run")
+        assert result["steps"] == 2
+        assert 50 < result["test_perplexity"] < 2000
+        assert 0 <= result["test_bleu"] < 5
+        text = (tmp_path / "run" / "responses.csv").read_text("utf-8")
+        rows = list(csv.reader(text.splitlines()))
+        assert rows[0] == ["prompt", "response"]
+        assert rows[1][0].startswith("name[Blue Spice], eatType[coffee shop]")
+        # Each description once.
+        assert 1 < len(rows) < 39
+
+    @pytest.mark.slow
+    def test_what_is_learned_is_written(self, folder, tmp_path, capsys):
+        """By heart, without noise: so every word must be right."""
+        data = tmp_path / "e2e"
+        data.mkdir()
+        rows = 'mr,ref\n"name[A], pub","A, a pub."\nname[B],B is a café.\n'
+        for name in ("trainset.csv", "testset_w_refs.csv"):
+            (data / name).write_text(rows, "utf-8")
+        config = self.config(
+            folder,
+            data,
+            model_kwargs={"folder": str(folder), "sequence_length": 40},
+            epsilon=None,
+            noise_multiplier=0.0,
+            learning_rate=1e-2,
+            batch_size=2,
+            epochs=30,
+        )
+        result = experiment.train(config, tmp_path / "run", results_only=True)
+        assert result["test_perplexity"] < 1.05
+        assert result["test_bleu"] == pytest.approx(100)
+        assert "perplexity 1.0" in capsys.readouterr().out
+        text = (tmp_path / "run" / "responses.csv").read_text("utf-8")
+        assert text.splitlines()[1:] == [
+            '"name[A], pub","A, a pub."',
+            "name[B],B is a café.",
+        ]
+
+    def test_a_classifier_of_responses(self, folder, tmp_path):
+        checkpoints.write(folder, "bert")
+        data = tmp_path / "e2e"
+        data.mkdir()
+        for name in ("trainset.csv", "testset_w_refs.csv"):
+            (data / name).write_text("mr,ref\na,b\n", "utf-8")
+        config = self.config(folder, data, model="bert_classifier")
+        message = "'bert_classifier' for 'e2e', which holds prompts and resp"
+        with pytest.raises(ValueError, match=message):
+            experiment.train(config, tmp_path / "run")
+
+
 def test_a_run_from_before_a_field_existed_goes_on(tmp_path):
     """The field has its default: that is what the run did."""
     config = digits_config(epochs=1)

@@ -85,6 +85,58 @@ def tensors_of(kind):
     return tensors, config
 
 
+def write_gpt2_of_bytes(path, positions=128, width=32, layers=2):
+    """A folder with a random GPT-2, whose tokens are bytes, for any text."""
+    shapes = {
+        "wte.weight": (258, width),
+        "wpe.weight": (positions, width),
+        "ln_f.weight": (width,),
+        "ln_f.bias": (width,),
+    }
+    for i in range(layers):
+        for name, (inputs, outputs) in {
+            "attn.c_attn": (width, 3 * width),
+            "attn.c_proj": (width, width),
+            "mlp.c_fc": (width, 4 * width),
+            "mlp.c_proj": (4 * width, width),
+        }.items():
+            shapes[f"h.{i}.{name}.weight"] = (inputs, outputs)
+            shapes[f"h.{i}.{name}.bias"] = (outputs,)
+        for name in ("ln_1", "ln_2"):
+            shapes[f"h.{i}.{name}.weight"] = (width,)
+            shapes[f"h.{i}.{name}.bias"] = (width,)
+    rng = np.random.default_rng(0)
+    tensors = {
+        name: rng.normal(0, 0.1, shape).astype("float32")
+        for name, shape in shapes.items()
+    }
+    for name in tensors:
+        if "ln_" in name and name.endswith("weight"):
+            tensors[name] += 1
+    safetensors.save_file(tensors, path / "model.safetensors")
+    config = {
+        "model_type": "gpt2",
+        "vocab_size": 258,
+        "n_layer": layers,
+        "n_head": 2,
+        "n_embd": width,
+        "n_positions": positions,
+        "resid_pdrop": 0.0,
+        "activation_function": "gelu_new",
+    }
+    (path / "config.json").write_text(json.dumps(config))
+    # As GPT-2 writes bytes: those that cannot be seen lie above all others.
+    seen = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [b for b in range(256) if b not in seen]
+    symbols = [*map(chr, seen), *(chr(256 + k) for k in range(len(hidden)))]
+    # keras_hub needs a merge. Token 0 is a symbol, which pads, too.
+    words = [*symbols, "th", "<|endoftext|>"]
+    ids = {word: k for k, word in enumerate(words)}
+    (path / "vocab.json").write_text(json.dumps(ids), "utf-8")
+    (path / "merges.txt").write_text("#version\nt h\n", "utf-8")
+    return path
+
+
 def write(path, kind, tensors=None, prefix="", **changes):
     """A folder as Hugging Face's `save_pretrained` writes it."""
     own, config = tensors_of(kind)
@@ -107,3 +159,35 @@ def write(path, kind, tensors=None, prefix="", **changes):
         (path / "vocab.json").write_text(json.dumps(ids), "utf-8")
         (path / "merges.txt").write_text("#version\na b\nĠ a\n", "utf-8")
     return path
+
+
+def masked_head(kind):
+    """The head of a masked language model."""
+    rng = np.random.default_rng(1)
+
+    def draw(*shape):
+        return (0.5 * rng.normal(size=shape)).astype("float32")
+
+    names = {
+        "bert": (
+            "cls.predictions.transform.dense",
+            "cls.predictions.transform.LayerNorm",
+            "cls.predictions.bias",
+        ),
+        "roberta": ("lm_head.dense", "lm_head.layer_norm", "lm_head.bias"),
+    }[kind]
+    dense, norm, bias = names
+    return {
+        f"{dense}.weight": draw(8, 8),
+        f"{dense}.bias": draw(8),
+        f"{norm}.weight": draw(8),
+        f"{norm}.bias": draw(8),
+        bias: draw(30),
+    }
+
+
+def write_masked(path, kind="bert", head=None):
+    """A folder with a masked language model."""
+    tensors, _ = tensors_of(kind)
+    head = masked_head(kind) if head is None else head
+    return write(path, kind, tensors | head)

@@ -9,40 +9,16 @@ from scipy import special
 
 import tf_dpsub
 from launchers import train_config, trained_parts
-from tests.models.checkpoints import WORDS, tensors_of, write
+from tests.models.checkpoints import (
+    WORDS,
+    masked_head,
+    tensors_of,
+    write,
+    write_masked,
+)
 from tf_dpsub import models
 
 TEMPLATE = "a {text} film {mask} s"
-
-
-def head_of(kind):
-    rng = np.random.default_rng(1)
-
-    def draw(*shape):
-        return (0.5 * rng.normal(size=shape)).astype("float32")
-
-    names = {
-        "bert": (
-            "cls.predictions.transform.dense",
-            "cls.predictions.transform.LayerNorm",
-            "cls.predictions.bias",
-        ),
-        "roberta": ("lm_head.dense", "lm_head.layer_norm", "lm_head.bias"),
-    }[kind]
-    dense, norm, bias = names
-    return {
-        f"{dense}.weight": draw(8, 8),
-        f"{dense}.bias": draw(8),
-        f"{norm}.weight": draw(8),
-        f"{norm}.bias": draw(8),
-        bias: draw(30),
-    }
-
-
-def folder_of(path, kind="bert", head=None):
-    tensors, _ = tensors_of(kind)
-    head = head_of(kind) if head is None else head
-    return write(path, kind, tensors | head)
 
 
 def build(path, kind="bert", **changes):
@@ -52,7 +28,7 @@ def build(path, kind="bert", **changes):
         "sequence_length": 9,
     }
     return models.prompted_classifier(
-        folder=folder_of(path, kind), **defaults | changes
+        folder=write_masked(path, kind), **defaults | changes
     )
 
 
@@ -112,7 +88,7 @@ class TestClassifier:
         where = np.argmax(inputs["token_ids"].numpy() == mask, 1)
         x = hidden.numpy()[np.arange(2), where].astype("float64")
         weight, bias, scale, shift, word_bias = (
-            v.astype("float64") for v in head_of(kind).values()
+            v.astype("float64") for v in masked_head(kind).values()
         )
         x = x @ weight.T + bias
         x = x * (1 + special.erf(x / math.sqrt(2))) / 2
@@ -177,7 +153,7 @@ class TestClassifier:
             build(tmp_path, num_classes=3)
 
     def test_a_checkpoint_without_a_head(self, tmp_path):
-        folder = folder_of(tmp_path, head={})
+        folder = write_masked(tmp_path, head={})
         with pytest.raises(ValueError, match="cls.predictions.*got none"):
             models.prompted_classifier(
                 folder=folder,
@@ -188,5 +164,5 @@ class TestClassifier:
 
     def test_another_model(self, tmp_path):
         write(tmp_path, "gpt2")
-        with pytest.raises(ValueError, match="BERT or RoBERTa.*'gpt2'"):
+        with pytest.raises(ValueError, match="BERT or RoBERTa.*holds gpt2"):
             models.prompted_classifier(folder=tmp_path)

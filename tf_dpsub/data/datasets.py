@@ -6,7 +6,7 @@ import os
 
 import numpy as np
 
-from tf_dpsub.data import npz
+from tf_dpsub.data import e2e, npz
 
 NAMES = (
     "digits",
@@ -15,30 +15,44 @@ NAMES = (
     "cifar10",
     "svhn_cropped",
     "glue/sst2",
+    "glue/mnli",
+    "glue/qnli",
+    "glue/qqp",
+    "e2e",
 )
 
-_INPUT_FEATURES = ("image", "sentence", "text")
+# What an input is made of: the first of these that a data set has.
+_INPUT_FEATURES = (
+    ("image",),
+    ("sentence1", "sentence2"),
+    ("premise", "hypothesis"),
+    ("question1", "question2"),
+    ("question", "sentence"),
+    ("sentence",),
+    ("text",),
+)
 _ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Dataset:
-    """A classification data set in memory.
+    """A data set in memory.
 
     Inputs are float32 images `[examples, height, width, channels]` in [0, 1],
-    an object array of `str`, `[examples]`, or what a file holds, as float32.
-    Labels are int64, `[examples]`.
+    object arrays of `str`, `[examples]` or, for pairs of texts,
+    `[examples, 2]`, or what a file holds, as float32. Targets are int64 labels,
+    `[examples]`, or the texts that answer the inputs.
 
     Attributes:
         name: str, the name it was loaded by.
         x_train: array, inputs of the private training examples.
-        y_train: array, their labels.
+        y_train: array, their targets.
         x_public: array, inputs of the public examples; none of them is in
             `x_train`.
-        y_public: array, their labels.
+        y_public: array, their targets.
         x_test: array, inputs of the test examples.
-        y_test: array, their labels.
-        num_classes: int, number of classes.
+        y_test: array, their targets.
+        num_classes: int, number of classes; None if targets are texts.
     """
 
     name: str
@@ -48,12 +62,17 @@ class Dataset:
     y_public: np.ndarray
     x_test: np.ndarray
     y_test: np.ndarray
-    num_classes: int
+    num_classes: int | None
 
     @property
     def input_shape(self):
         """Shape of one input: `()` for text."""
         return self.x_train.shape[1:]
+
+    @property
+    def is_text(self):
+        """Whether inputs are texts, or pairs of them."""
+        return getattr(self.x_train, "dtype", None) == object
 
 
 def load(name, data_dir=None, *, public=0, seed=0, private=None):
@@ -68,19 +87,24 @@ def load(name, data_dir=None, *, public=0, seed=0, private=None):
     needs no download; 20 % of it, drawn by `seed`, is the test split. A name
     that ends in `.npz` is a file with the arrays `x_train`, `y_train`, `x_test`
     and `y_test`, such as features that a pretrained model has computed; floats
-    are taken as they are, integers scaled as those of images. Every other name
-    is a TensorFlow Datasets name whose features are an image or a text, and a
-    class label. Where the labels of its test split are hidden (as in GLUE), the
-    validation split is the test split.
+    are taken as they are, integers scaled as those of images. `"e2e"` is the
+    [E2E NLG data](https://arxiv.org/abs/1706.09254), whose targets are texts;
+    an example is one of them, with the description that it answers. Every other
+    name is a TensorFlow Datasets name whose features are an image, a text or
+    two, and a class label. Where the labels of its test split are hidden (as in
+    GLUE), the validation split is the test split, for `"glue/mnli"` the matched
+    one.
 
     Args:
         name: str, for instance `"digits"`, `"mnist"`, `"fashion_mnist"`,
-            `"cifar10"`, `"svhn_cropped"`, `"glue/sst2"`, or the path of an
-            .npz file.
-        data_dir: str or path, folder of prepared TensorFlow Datasets. A given
-            folder is only read. Defaults to `None`: the environment variable
-            `TFDS_DATA_DIR`, or else the default folder of TensorFlow
-            Datasets, into which a missing set is downloaded.
+            `"cifar10"`, `"svhn_cropped"`, `"glue/sst2"`, `"e2e"`, or the path
+            of an .npz file.
+        data_dir: str or path, folder of prepared TensorFlow Datasets, or, for
+            `"e2e"`, the folder with the release's trainset.csv and
+            testset_w_refs.csv. A given folder is only read. Defaults to `None`:
+            the environment variable `TFDS_DATA_DIR` (for `"e2e"`,
+            `E2E_DATA_DIR`), or else the default folder of TensorFlow Datasets,
+            into which a missing set is downloaded.
         public: int, number of public examples. Defaults to `0`.
         seed: int, seed of the permutation. Defaults to `0`.
         private: int, number of private examples. Defaults to `None`, all
@@ -91,9 +115,9 @@ def load(name, data_dir=None, *, public=0, seed=0, private=None):
 
     Raises:
         ValueError: if no data set has that name, if the folder does not hold
-            it, if it is no classification of images or texts, if a file does
-            not hold arrays that fit together, or if the training split has
-            fewer than `private + public` examples.
+            it, if it is no data of this kind, if a file does not hold arrays
+            that fit together, or if the training split has fewer than
+            `private + public` examples.
 
     Example:
 
@@ -103,6 +127,8 @@ def load(name, data_dir=None, *, public=0, seed=0, private=None):
     """
     if name == "digits":
         train, test, num_classes = _digits(seed)
+    elif name == "e2e":
+        (train, test), num_classes = e2e.read(data_dir), None
     elif name.endswith(".npz"):
         train, test, num_classes = _from_npz(name)
     else:
@@ -191,23 +217,24 @@ def _from_npz(path):
 def _from_tfds(name, data_dir):
     builder = _prepared_builder(name, data_dir)
     features = builder.info.features
-    inputs = [key for key in _INPUT_FEATURES if key in features]
+    inputs = [keys for keys in _INPUT_FEATURES if set(keys) <= set(features)]
     labelled = "label" in features and hasattr(features["label"], "num_classes")
     if not (inputs and labelled):
         raise ValueError(
-            f"Expected a data set with a class 'label' and one of "
-            f"{_INPUT_FEATURES}, got {name!r} with the features "
-            f"{sorted(features)}. Load it yourself and pass arrays to fit."
+            "Expected a data set with a class 'label' and one of "
+            f"{', '.join(map(' and '.join, _INPUT_FEATURES))}, got {name!r} "
+            f"with the features {sorted(features)}. Load it yourself and pass "
+            "arrays to fit."
         )
-    key = inputs[0]
-    if None in features[key].shape:
+    keys = inputs[0]
+    shape = features[keys[0]].shape
+    if None in shape:
         raise ValueError(
             f"Expected images of one size, got {name!r} with images of shape "
-            f"{features[key].shape}. Resize them yourself and pass arrays to "
-            "fit."
+            f"{shape}. Resize them yourself and pass arrays to fit."
         )
-    train = _read(builder, "train", key)
-    return train, _read_test(builder, key), features["label"].num_classes
+    train = _read(builder, "train", keys)
+    return train, _read_test(builder, keys), features["label"].num_classes
 
 
 def _prepared_builder(name, data_dir):
@@ -240,7 +267,7 @@ def _prepared_builder(name, data_dir):
     return builder
 
 
-def _read(builder, split, key):
+def _read(builder, split, keys):
     import tensorflow_datasets as tfds
 
     # Files one after the other, uncached: twice as fast for a single pass.
@@ -248,13 +275,15 @@ def _read(builder, split, key):
     data = builder.as_dataset(
         split=split, batch_size=-1, shuffle_files=False, read_config=config
     )
-    return data[key].numpy(), data["label"].numpy()
+    inputs = [data[key].numpy() for key in keys]
+    x = inputs[0] if len(keys) == 1 else np.stack(inputs, axis=1)
+    return x, data["label"].numpy()
 
 
-def _read_test(builder, key):
-    for split in ("test", "validation"):
+def _read_test(builder, keys):
+    for split in ("test", "validation", "test_matched", "validation_matched"):
         if split in builder.info.splits:
-            x, y = _read(builder, split, key)
+            x, y = _read(builder, split, keys)
             # A negative label stands for a hidden one.
             if y.min() >= 0:
                 return x, y
@@ -268,7 +297,8 @@ def _read_test(builder, key):
 
 def _inputs(x):
     if x.dtype == object:
-        return np.array([text.decode() for text in x], dtype=object)
+        decoded = [t.decode() if isinstance(t, bytes) else t for t in x.flat]
+        return np.array(decoded, dtype=object).reshape(x.shape)
     if np.issubdtype(x.dtype, np.integer):
         return x.astype(np.float32) / np.float32(np.iinfo(x.dtype).max)
     return x.astype(np.float32, copy=False)

@@ -37,6 +37,7 @@ __all__ = [
 NAMES = {
     "bert_classifier": bert_classifier,
     "gep_mnist_cnn": gep_mnist_cnn,
+    "gpt2": gpt2,
     "mlp": mlp,
     "mnist_cnn": mnist_cnn,
     "prompted_classifier": prompted_classifier,
@@ -48,7 +49,12 @@ NAMES = {
 }
 
 # Those whose inputs are texts.
-TEXT_NAMES = ("bert_classifier", "prompted_classifier", "roberta_classifier")
+TEXT_NAMES = (
+    "bert_classifier",
+    "gpt2",
+    "prompted_classifier",
+    "roberta_classifier",
+)
 
 
 def get(name, input_shape, num_classes, **kwargs):

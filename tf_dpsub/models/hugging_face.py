@@ -145,7 +145,9 @@ class Checkpoint:
 
 
 def model_type(folder):
-    """The type of model in a folder, None if it has no config."""
+    """The type of model in a folder; None without a folder or a config."""
+    if folder is None:
+        return None
     file = pathlib.Path(folder) / "config.json"
     if not file.is_file():
         return None

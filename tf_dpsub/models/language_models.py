@@ -23,7 +23,8 @@ def bert_classifier(
     """Builds a BERT encoder with a classifier of texts on its first token.
 
     Args:
-        input_shape: tuple, `()`: an input is one text.
+        input_shape: tuple, `()` if an input is one text, `(2,)` if it is a
+            pair of them. Defaults to `()`.
         num_classes: int, number of logits. Defaults to `2`.
         preset: string, of keras_hub, such as `"bert_base_en_uncased"`, which is
             downloaded. Defaults to `None`.
@@ -212,6 +213,11 @@ def prompted_classifier(
     _keras_hub()
     from tf_dpsub.models import prompts
 
+    if tuple(input_shape) != ():
+        raise ValueError(
+            "Expected one text as an input, for which the template has a "
+            f"place, got inputs of shape {tuple(input_shape)}."
+        )
     if len(words) != num_classes:
         raise ValueError(
             f"Expected {num_classes} words, one for each class, got {words}."
@@ -220,8 +226,8 @@ def prompted_classifier(
     makers = {"bert": bert_classifier, "roberta": roberta_classifier}
     if kind not in makers:
         raise ValueError(
-            f"Expected a checkpoint of BERT or RoBERTa in {folder}, got "
-            f"{kind!r}."
+            "Expected a folder with a checkpoint of BERT or RoBERTa, got "
+            f"folder={folder!r}, which holds {kind or 'none'}."
         )
     # Its backbone, and its tokenizer.
     plain = makers[kind](
@@ -282,6 +288,8 @@ _MASKED_HEADS = {
 
 
 def gpt2(
+    input_shape=(),
+    num_classes=None,
     *,
     preset=None,
     folder=None,
@@ -293,13 +301,14 @@ def gpt2(
 
     DistilGPT-2 is one of six layers.
 
-    Args: as `bert_classifier`; the tokenizer of a folder is in vocab.json and
-        merges.txt, inputs of a random model are `token_ids` and
-        `padding_mask`.
+    Args: as `bert_classifier`, but for `num_classes`, which is `None`; the
+        tokenizer of a folder is in vocab.json and merges.txt, inputs of a
+        random model are `token_ids` and `padding_mask`.
 
     Returns:
         A `keras_hub.models.GPT2CausalLM`, to logits
-        `[batch, sequence, vocabulary]`.
+        `[batch, sequence, vocabulary]`. Its preprocessor is a
+        `tf_dpsub.models.responses.ResponsePreprocessor`.
 
     Raises:
         ValueError: as `bert_classifier`.
@@ -311,10 +320,16 @@ def gpt2(
     """
     hub = _keras_hub()
     _check_sources(preset, folder, sizes)
+    from tf_dpsub.models.responses import ResponsePreprocessor
+
     if preset is not None:
-        return _from_preset(
+        model = _from_preset(
             hub.models.GPT2CausalLM, preset, sequence_length, dropout=dropout
         )
+        model.preprocessor = ResponsePreprocessor(
+            model.preprocessor.tokenizer, sequence_length
+        )
+        return model
     preprocessor = None
     if folder is None:
         backbone = hub.models.GPT2Backbone(
@@ -338,7 +353,7 @@ def gpt2(
             max_sequence_length=config["n_positions"],
         )
         checkpoint.fill(backbone, hugging_face.gpt2)
-        preprocessor = hub.models.GPT2CausalLMPreprocessor(
+        preprocessor = ResponsePreprocessor(
             _byte_pair_tokenizer(hub.models.GPT2Tokenizer, checkpoint.path),
             sequence_length,
         )

@@ -7,6 +7,8 @@ import keras_hub
 import tensorflow as tf
 from keras import ops
 
+from tf_dpsub.models import tokenizers
+
 # Where a template has the text and the word that is asked for.
 TEXT, MASK = "{text}", "{mask}"
 
@@ -73,10 +75,7 @@ class PromptPreprocessor(keras_hub.models.Preprocessor):
         return before, after
 
     def call(self, x, y=None, sample_weight=None):
-        tokens = self.tokenizer(tf.convert_to_tensor(x, tf.string))
-        if isinstance(tokens, list):
-            # So keras_hub returns rows of several lengths, outside of a graph.
-            tokens = tf.ragged.constant(tokens, tf.int32)
+        tokens = tokenizers.ragged(self.tokenizer, x)
         before, after = self.affixes
         room = self.sequence_length - len(before) - len(after)
         before, after = (

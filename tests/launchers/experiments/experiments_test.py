@@ -181,6 +181,31 @@ def test_gep_mnist_refreshes_at_every_step_at_epsilon_2_alone(inputs):
             assert every == expected == trial.labels["refreshed every"]
 
 
+def test_glue_is_in_the_setting_of_the_rgp_paper(inputs):
+    found = by_name("rgp_glue", inputs)
+    assert found["mnli_epsilon8_rgp_seed0"].paper == pytest.approx(0.791)
+    assert found["qnli_full_seed2"].paper == pytest.approx(0.916)
+    for name, trial in found.items():
+        config, task = trial.config, name.partition("_")[0]
+        assert config.dataset == f"glue/{task}"
+        assert trial.labels["task"] == task
+        is_large = task in ("mnli", "qqp")
+        assert config.batch_size == (1000 if is_large else 500)
+        assert config.delta == (1e-6 if is_large else 1e-5)
+        assert config.epochs == 50
+        assert config.model_kwargs.preset == "bert_base_en_uncased"
+
+
+def test_glue_with_another_model(tmp_path):
+    for source, kind in ((str(tmp_path), "folder"), ("bert_x", "preset")):
+        found = by_name("rgp_glue", experiments.Inputs(language_model=source))
+        for trial in found.values():
+            assert trial.config.model_kwargs[kind] == source
+            assert {"folder", "preset"} & set(trial.config.model_kwargs) == {
+                kind
+            }
+
+
 def test_tuned_methods_share_their_grid(inputs):
     grids = {}
     for trial in experiments.EXPERIMENTS["gep_mnist_tuned"](inputs).trials:

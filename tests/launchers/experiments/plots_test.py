@@ -246,6 +246,22 @@ class TestAccuracyByMethod:
         np.testing.assert_allclose(widths, [0.905, 0.805, 0.705])
         assert {"90.5", "80.5", "70.5"} <= set(texts(canvas))
 
+    def test_a_panel_for_each_task(self, tmp_path):
+        settings = [
+            setting | {"task": task, "accuracy": accuracy}
+            for task, accuracy in (("mnli", 0.6), ("qnli", 0.7))
+            for setting in self.SETTINGS
+        ]
+        canvas = plots.accuracy_by_method(results_of(tmp_path, settings))
+        assert len(canvas.axes) == 2
+        for axes, name, width in zip(
+            canvas.axes, ("mnli", "qnli"), (0.605, 0.705)
+        ):
+            assert axes.get_title("left") == f"task = {name}"
+            (bars,) = [c for c in axes.containers if hasattr(c, "patches")]
+            assert [p.get_width() for p in bars.patches] == [width] * 3
+        saved(canvas, tmp_path / "figure.png")
+
     def test_the_papers_points_lie_at_their_bars(self, tmp_path):
         canvas = plots.accuracy_by_method(results_of(tmp_path, self.SETTINGS))
         (axes,) = canvas.axes

@@ -1,0 +1,158 @@
+"""What is learned from a data set: labels, or responses to prompts."""
+
+import csv
+import io
+import itertools
+
+import keras
+import numpy as np
+
+# Targets that no loss and no metric counts.
+_IGNORED = -1
+
+
+def of(loaded):
+    """The task of a `tf_dpsub.data.Dataset`."""
+    return Classification() if loaded.num_classes else Generation()
+
+
+class Task:
+    """What is measured of a model, and how.
+
+    Attributes:
+        evaluation_batch: int, examples at a time; the result does not depend on
+            it.
+        metric: string, the name of the metric that shows how a run goes.
+        is_share: bool, whether it lies between 0 and 1.
+    """
+
+    def loss(self):
+        """The loss of an example, for `compile`."""
+        raise NotImplementedError
+
+    def metrics(self):
+        """Metrics for `compile`."""
+        raise NotImplementedError
+
+    def last_result(self, model, loaded, directory):
+        """What is measured once, of the model that is trained.
+
+        Args:
+            model: plain `keras.Model`, with its preprocessor if it has one.
+            loaded: `tf_dpsub.data.Dataset`, as it was loaded.
+            directory: `run_directory.RunDirectory`, for files.
+
+        Returns:
+            dict, a part of `result.json`.
+        """
+        return {}
+
+
+class Classification(Task):
+    """To tell the class of an input."""
+
+    evaluation_batch = 1000
+    metric = "accuracy"
+    is_share = True
+
+    def loss(self):
+        return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    def metrics(self):
+        return ["accuracy"]
+
+
+class Generation(Task):
+    """To write the response to a prompt, token by token.
+
+    The loss of an example is the mean over the tokens of its response;
+    perplexity is over all tokens of all examples alike.
+    """
+
+    # Logits are tokens times words.
+    evaluation_batch = 32
+    metric = "perplexity"
+    is_share = False
+
+    def loss(self):
+        return keras.losses.SparseCategoricalCrossentropy(
+            from_logits=True, ignore_class=_IGNORED
+        )
+
+    def metrics(self):
+        return [Perplexity(name=self.metric)]
+
+    def last_result(self, model, loaded, directory):
+        """Writes `responses.csv`, and measures BLEU against all references.
+
+        Responses are the likeliest tokens, one after the other.
+
+        Reference:
+            - [Post, 2018](https://arxiv.org/abs/1804.08771)
+        """
+        import sacrebleu
+
+        references = {}
+        for prompt, response in zip(loaded.x_test, loaded.y_test):
+            references.setdefault(prompt, []).append(response)
+        responses = self._responses(model, list(references))
+        table = io.StringIO(newline="")
+        writer = csv.writer(table, lineterminator="\n")
+        writer.writerow(["prompt", "response"])
+        writer.writerows(zip(references, responses))
+        directory.write_text("responses.csv", table.getvalue())
+        columns = itertools.zip_longest(*references.values())
+        bleu = sacrebleu.corpus_bleu(responses, list(map(list, columns)))
+        return {"test_bleu": bleu.score}
+
+    def _responses(self, model, prompts):
+        model.compile(sampler="greedy")
+        responses = []
+        for k in range(0, len(prompts), self.evaluation_batch):
+            part = prompts[k : k + self.evaluation_batch]
+            # Of one shape, for which it is compiled.
+            full = part + part[-1:] * (self.evaluation_batch - len(part))
+            written = model.generate(full, strip_prompt=True)
+            responses += written[: len(part)]
+        return responses
+
+
+class Perplexity(keras.metrics.Mean):
+    """The exponential of the mean cross-entropy of tokens.
+
+    Unlike keras_hub's, it takes weights of examples, as a private step gives
+    them.
+    """
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        counted = keras.ops.not_equal(y_true, _IGNORED)
+        losses = keras.ops.sparse_categorical_crossentropy(
+            keras.ops.where(counted, y_true, 0), y_pred, from_logits=True
+        )
+        weights = keras.ops.cast(counted, losses.dtype)
+        if sample_weight is not None:
+            weights *= keras.ops.cast(sample_weight, losses.dtype)[:, None]
+        super().update_state(losses, weights)
+
+    def result(self):
+        return keras.ops.exp(super().result())
+
+
+def summary(result):
+    """How good the model of a `result.json` is, in a few words."""
+    if "test_accuracy" in result:
+        return f"test accuracy {result['test_accuracy']:.2f}"
+    return (
+        f"test perplexity {result['test_perplexity']:.2f}, BLEU "
+        f"{result['test_bleu']:.1f}"
+    )
+
+
+def masked_targets(targets, weights):
+    """Targets of tokens, with those of weight 0 marked as ignored.
+
+    Args:
+        targets: array of ints, `[examples, tokens]`.
+        weights: array, likewise.
+    """
+    return np.where(weights, targets, _IGNORED).astype(np.int32)
