@@ -5,7 +5,8 @@ is taken from one run. `refresh` is the share of a step that finding the
 carriers takes, timed apart.
 
 Memory, with `--memory`: the peak of a process that makes two steps of
-BERT-base, batch 32 x 128; one process for each kind of training.
+BERT-base, batch 32 x 128, for RGP in microbatches of 32 and of 16; one process
+for each.
 """
 
 import functools
@@ -38,7 +39,7 @@ def _plain_step(build):
     return timed.step(model, x, y, keras.optimizers.SGD(0.01), len(y)), model
 
 
-def _rgp_step(build, rank):
+def _rgp_step(build, rank, microbatch_size=None):
     model, x, y, _ = build()
     # Not a clone, in which embeddings would be trainable again.
     private = tf_dpsub.make_private(tf_dpsub.layers.reparametrize(model, rank))
@@ -47,16 +48,17 @@ def _rgp_step(build, rank):
         l2_norm_clip=1.0,
         noise_multiplier=1.0,
         batch_size=len(y),
+        microbatch_size=microbatch_size,
     )
     return timed.step(private, x, y, optimizer, len(y)), private
 
 
-def _peak(kind, rank):
+def _peak(rank, microbatch_size):
     """MiB at the peak of this process, which makes two steps."""
-    if kind == "plain":
+    if rank is None:
         step, _ = _plain_step(_BERT_BASE)
     else:
-        step, _ = _rgp_step(_BERT_BASE, rank)
+        step, _ = _rgp_step(_BERT_BASE, rank, microbatch_size)
     for _ in range(2):
         step()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
@@ -65,11 +67,19 @@ def _peak(kind, rank):
 def memory(rank):
     """Peaks of plain training and of RGP, and their ratio."""
     fresh = multiprocessing.get_context("spawn")
+    kinds = {
+        "plain": (None, None),
+        "RGP, microbatches of 32": (rank, 32),
+        "RGP, microbatches of 16": (rank, 16),
+    }
     peaks = {}
-    for kind in ("plain", "RGP"):
+    for name, arguments in kinds.items():
         with fresh.Pool(1) as pool:
-            peaks[kind] = pool.apply(_peak, (kind, rank))
-    return {"MiB": peaks, "ratio": peaks["RGP"] / peaks["plain"]}
+            peaks[name] = pool.apply(_peak, arguments)
+    return {
+        "MiB": peaks,
+        "ratio": {k: peak / peaks["plain"] for k, peak in peaks.items()},
+    }
 
 
 def measure(build, rank, blocks):

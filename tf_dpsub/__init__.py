@@ -9,6 +9,7 @@ __version__ = "0.1.0"
 
 _MODULES = (
     "accounting",
+    "analysis",
     "callbacks",
     "data",
     "gradients",

@@ -59,6 +59,15 @@ class Run:
         self.left = self.steps_per_epoch
         self.epochs_to_charge += 1
 
+    def leave_uncovered(self, what):
+        """States that the guarantee does not cover something.
+
+        Args:
+            what: string, a noun.
+        """
+        uncovered = (*self.entry.uncovered, what)
+        self.entry = dataclasses.replace(self.entry, uncovered=uncovered)
+
     @property
     def steps(self):
         """Steps of the whole run, or None where that is not known."""
@@ -148,6 +157,7 @@ class PrivateModel(keras.Model):
         self.built = True
         self.current_run = None
         self._step_limit = None
+        self._sums_observer = None
 
     # As the plain model.
 
@@ -654,6 +664,19 @@ class PrivateModel(keras.Model):
             accountant=accountant,
         )
 
+    def observe_sums(self, observer):
+        """Shows the sums of clipped gradients of each step to an observer.
+
+        Formal guarantees: they are private results without noise, which no
+        epsilon covers. Whoever observes them says so in the statement.
+
+        Args:
+            observer: function of the list of float64 tensors that the step
+                releases with noise, traced with the step; None to end it.
+        """
+        self._sums_observer = observer
+        self.make_train_function(force=True)
+
     def limit_steps(self, steps):
         """Stops the run of `fit` in progress after so many further steps."""
         self._step_limit = steps
@@ -752,6 +775,8 @@ class PrivateModel(keras.Model):
         # Neither waits for the other, unless a mechanism makes it.
         self.optimizer.prepare(self)
         sums = self.training_step(data)
+        if self._sums_observer is not None:
+            self._sums_observer(sums)
         self.optimizer.release(sums, self._regularization_gradients())
         return self._training_logs()
 

@@ -8,7 +8,7 @@ import pytest
 
 import tf_dpsub
 from tf_dpsub import callbacks, layers
-from tf_dpsub.callbacks.residual_recorder import residual, stable_rank
+from tf_dpsub.analysis import projection_residual, stable_rank
 
 RANK = 2
 _random = np.random.default_rng(0)
@@ -20,34 +20,6 @@ LABELS = _random.integers(0, 3, 600)
 
 def orthonormal(n, k):
     return np.linalg.qr(_random.normal(size=(n, k)))[0]
-
-
-class TestResidual:
-    def test_of_what_was_planted(self):
-        u, v = orthonormal(9, 4), orthonormal(7, 4)
-        gradient = (u * [4, 3, 2, 1]) @ v.T
-        own = residual(gradient, gradient, 2)
-        assert own == pytest.approx((5 / 30) ** 0.5)
-        assert residual(gradient, gradient, 4) < 1e-12
-
-    def test_either_side_is_enough(self):
-        """L L^T G + G R^T R - L L^T G R^T R."""
-        u, v, w = orthonormal(9, 4), orthonormal(7, 4), orthonormal(7, 4)
-        gradient = np.outer(u[:, 0], v[:, 0])
-        columns_alone = np.outer(u[:, 0], w[:, 0])
-        assert residual(gradient, columns_alone, 1) < 1e-12
-        neither = np.outer(u[:, 1], v[:, 1])
-        assert residual(gradient, neither, 1) == pytest.approx(1)
-
-    def test_of_nothing(self):
-        zeros = np.zeros((4, 3))
-        assert residual(zeros, zeros, 2) == 0
-        assert residual(np.ones((4, 3)), zeros, 3) < 1e-6
-
-    def test_stable_rank(self):
-        assert stable_rank(np.eye(5)) == pytest.approx(5)
-        assert stable_rank(np.ones((4, 6))) == pytest.approx(1)
-        assert stable_rank(np.zeros((4, 6))) == 0
 
 
 def private(reparametrized=False):
@@ -99,8 +71,8 @@ def test_follows_the_weights(tmp_path, reparametrized):
     ]
     history = kernel.astype("float64") - first
     expected = {
-        "historical": residual(gradient, history, RANK),
-        "self": residual(gradient, gradient, RANK),
+        "historical": projection_residual(gradient, history, RANK),
+        "self": projection_residual(gradient, gradient, RANK),
         "stable_rank": stable_rank(gradient),
         "stable_rank_of_history": stable_rank(history),
     }

@@ -6,10 +6,12 @@ from tf_dpsub.callbacks.gradient_recorders import (
     SpectrumRecorder,
 )
 from tf_dpsub.callbacks.privacy_budget import PrivacyBudget
+from tf_dpsub.callbacks.private_gradient_recorder import PrivateGradientRecorder
 from tf_dpsub.callbacks.residual_recorder import ProjectionResidualRecorder
 
 __all__ = [
     "PrivacyBudget",
+    "PrivateGradientRecorder",
     "PrivateSpectrumRecorder",
     "ProjectionErrorRecorder",
     "ProjectionResidualRecorder",

@@ -1,7 +1,6 @@
 """Callbacks that write down what gradients look like, epoch by epoch."""
 
 import csv
-import dataclasses
 import io
 import os
 import pathlib
@@ -242,11 +241,6 @@ class PrivateSpectrumRecorder(SpectrumRecorder):
 
     def on_train_begin(self, logs=None):
         super().on_train_begin(logs)
-        run = self.model.current_run
-        run.entry = dataclasses.replace(
-            run.entry,
-            uncovered=(
-                *run.entry.uncovered,
-                f"the spectra of private gradients in {self._path.name}",
-            ),
+        self.model.current_run.leave_uncovered(
+            f"the spectra of private gradients in {self._path.name}"
         )

@@ -6,6 +6,8 @@ import numpy as np
 import tensorflow as tf
 from keras import tree
 
+from tf_dpsub.analysis.spectra import stable_rank
+from tf_dpsub.analysis.subspace_distance import projection_residual
 from tf_dpsub.callbacks.gradient_recorders import GradientRecorder
 from tf_dpsub.optimizers.dp_powersgd import matrix_shape
 
@@ -70,8 +72,10 @@ class ProjectionResidualRecorder(GradientRecorder):
                 {
                     "epoch": epoch,
                     "kernel": path,
-                    "historical": residual(gradient, history, self._rank),
-                    "self": residual(gradient, gradient, self._rank),
+                    "historical": projection_residual(
+                        gradient, history, self._rank
+                    ),
+                    "self": projection_residual(gradient, gradient, self._rank),
                     "stable_rank": stable_rank(gradient),
                     "stable_rank_of_history": stable_rank(history),
                 }
@@ -97,28 +101,3 @@ class ProjectionResidualRecorder(GradientRecorder):
             own = of(part["x"], part["y"])
             totals = [t + size * g.numpy() for t, g in zip(totals, own)]
         return {k: t / self._examples for k, t in zip(self._kernels, totals)}
-
-
-def residual(gradient, followed, rank):
-    """Share of a gradient that carriers of another matrix miss.
-
-    Args:
-        gradient: array `[p, d]`.
-        followed: array `[p, d]`, whose top singular vectors are taken.
-        rank: int.
-
-    Returns:
-        float in [0, 1]; 0 if the gradient is zero.
-    """
-    left, _, right = np.linalg.svd(followed, full_matrices=False)
-    left, right = left[:, :rank], right[:rank]
-    missed = gradient - left @ (left.T @ gradient)
-    missed = missed - (missed @ right.T) @ right
-    size = np.linalg.norm(gradient)
-    return float(np.linalg.norm(missed) / size) if size else 0.0
-
-
-def stable_rank(matrix):
-    """`||A||_F^2 / ||A||_2^2`, 0 for a matrix of zeros."""
-    spectrum = np.linalg.svd(matrix, compute_uv=False) ** 2
-    return float(spectrum.sum() / spectrum[0]) if spectrum[0] else 0.0

@@ -191,8 +191,10 @@ class GraphGradients(operator.PerExampleGradients):
             build, positions = _SITES.get(site_op.type, (None, ()))
             if at not in positions:
                 raise Unproven(f"{what} has no rule for a weight at input {k}")
-            if self._loss_scale != 1 or build is not sites.contraction:
+            if self._loss_scale != 1:
                 gradient = tf.cast(gradient, tf.float32) / self._loss_scale
+            elif build is not sites.contraction:
+                gradient = tf.cast(gradient, tf.float32)
             try:
                 self._sites[op, k] = build(
                     site_op, at, gradient, operand_state, state, self.batch_size

@@ -1,0 +1,255 @@
+"""A tall stack of gradients, kept in a folder."""
+
+import errno
+import json
+import math
+import os
+import pathlib
+
+import numpy as np
+
+from tf_dpsub.checks import check_count
+
+_ROWS, _DESCRIPTION = "gradients.bin", "gradients.json"
+
+
+class GradientStore:
+    """Gradients on disk, one row each, which may exceed memory.
+
+    A row is scaled to a largest entry of 1, so that float16 keeps its digits.
+    Rows are appended as a whole: whatever stops a program, or fills the disk,
+    leaves those before readable.
+
+    Formal guarantees: none. Gradients of private examples are private, and no
+    epsilon covers them: the folder must not be released.
+
+    Args:
+        folder: string or path-like, which holds a store.
+
+    Attributes:
+        folder: `pathlib.Path`.
+        variables: list of dicts with the `path` and the `shape` of what the
+            gradients are of, in the order of the columns.
+        shape: tuple of ints, `(rows, columns)`.
+        dtype: `numpy.dtype` of the file.
+        max_bytes: int, what the file may take; None for no bound.
+        steps: int array, the step of each row.
+
+    Raises:
+        ValueError: if there is no store in the folder.
+
+    Example:
+
+    ```python
+    store = tf_dpsub.analysis.GradientStore.create(
+        "gradients", model.trainable_variables, dtype="float16"
+    )
+    store.append(gradients, step=0)
+    spectrum = tf_dpsub.analysis.top_singular_values(store, 100)
+    ```
+    """
+
+    def __init__(self, folder):
+        self.folder = pathlib.Path(folder)
+        file = self.folder / _DESCRIPTION
+        if not file.is_file():
+            raise ValueError(
+                f"Expected a folder with gradients, got {str(folder)!r}, which "
+                f"has no {_DESCRIPTION}."
+            )
+        held = json.loads(file.read_text("utf-8"))
+        self.variables = held["variables"]
+        self.dtype = np.dtype(held["dtype"])
+        self.max_bytes = held["max_bytes"]
+        self._columns = sum(math.prod(v["shape"]) for v in self.variables)
+        self._record = np.dtype(
+            [
+                ("step", "<i8"),
+                ("scale", "<f8"),
+                ("row", self.dtype, (self._columns,)),
+            ]
+        )
+
+    @classmethod
+    def create(cls, folder, variables, *, dtype="float32", max_bytes=None):
+        """Makes an empty store, or takes up the one of the same variables.
+
+        Args:
+            folder: string or path-like.
+            variables: list of Keras variables, what gradients are of.
+            dtype: string, `"float32"` or `"float16"`. Defaults to `"float32"`.
+            max_bytes: int, what the file may take. Defaults to `None`: no
+                bound.
+
+        Returns:
+            A `GradientStore`.
+
+        Raises:
+            ValueError: if the folder holds gradients of other variables, or of
+                another type, or an argument is out of range.
+        """
+        if dtype not in ("float32", "float16"):
+            raise ValueError(
+                f'Expected dtype="float32" or "float16", got {dtype!r}.'
+            )
+        if not variables:
+            raise ValueError("Expected one variable at least, got none.")
+        if max_bytes is not None:
+            check_count("max_bytes", max_bytes)
+        folder = pathlib.Path(folder)
+        if (folder / _DESCRIPTION).is_file():
+            store = cls(folder)
+            store.require_variables(variables)
+            if store.dtype != dtype:
+                raise ValueError(
+                    f"Expected a folder with gradients in {dtype}, got "
+                    f"{str(folder)!r} in {store.dtype}."
+                )
+            store.max_bytes = max_bytes
+            return store
+        folder.mkdir(parents=True, exist_ok=True)
+        description = {
+            "variables": _described(variables),
+            "dtype": dtype,
+            "max_bytes": max_bytes,
+        }
+        (folder / _DESCRIPTION).write_text(
+            json.dumps(description, indent=2) + "\n", "utf-8"
+        )
+        return cls(folder)
+
+    def require_variables(self, variables):
+        """Refuses variables that these gradients are not of.
+
+        Args:
+            variables: list of Keras variables.
+
+        Raises:
+            ValueError: names the first that differs.
+        """
+        expected, own = _described(variables), self.variables
+        if expected == own:
+            return
+        for k in range(max(len(expected), len(own))):
+            pair = [v[k] if k < len(v) else None for v in (expected, own)]
+            if pair[0] != pair[1]:
+                wanted, found = map(_named, pair)
+                raise ValueError(
+                    f"Expected gradients of this model's weights, got "
+                    f"{str(self.folder)!r}, which holds those of another: "
+                    f"weight {k} is {found} there and {wanted} here."
+                )
+
+    @property
+    def _file(self):
+        return self.folder / _ROWS
+
+    def __len__(self):
+        if not self._file.is_file():
+            return 0
+        return self._file.stat().st_size // self._record.itemsize
+
+    @property
+    def shape(self):
+        return len(self), self._columns
+
+    @property
+    def steps(self):
+        return np.array(self._map()["step"])
+
+    @property
+    def is_full(self):
+        """Whether another row would exceed the bound."""
+        if self.max_bytes is None:
+            return False
+        return (len(self) + 1) * self._record.itemsize > self.max_bytes
+
+    def append(self, gradients, step):
+        """Writes one more row.
+
+        Args:
+            gradients: list of arrays, in the order of the variables.
+            step: int, at which it was computed.
+
+        Raises:
+            ValueError: if the shapes do not fit, or the store is full.
+            OSError: if the disk is full; the rows before stay readable.
+        """
+        shapes = [list(np.shape(g)) for g in gradients]
+        if shapes != [v["shape"] for v in self.variables]:
+            raise ValueError(
+                "Expected gradients of shapes "
+                f"{[v['shape'] for v in self.variables]}, got {shapes}."
+            )
+        if self.is_full:
+            raise ValueError(
+                f"Expected room for another row in {self.folder}, got "
+                f"{len(self)} rows, which fill max_bytes={self.max_bytes:,}."
+            )
+        flat = [np.asarray(g, np.float32).ravel() for g in gradients]
+        row = np.concatenate(flat)
+        largest = float(np.max(np.abs(row), initial=0.0))
+        # What is not finite is written as it is, and named when it is read.
+        scale = largest if 0 < largest < math.inf else 1.0
+        record = np.zeros((), self._record)
+        record["step"], record["scale"] = step, scale
+        with np.errstate(invalid="ignore"):
+            record["row"] = row / np.float32(scale)
+        complete = len(self) * self._record.itemsize
+        try:
+            # Over what a write that failed may have left.
+            with open(self._file, "r+b" if complete else "wb") as file:
+                file.seek(complete)
+                file.write(record.tobytes())
+                file.flush()
+        except OSError as error:
+            if self._file.is_file():
+                os.truncate(self._file, complete)
+            if error.errno == errno.ENOSPC:
+                raise OSError(
+                    errno.ENOSPC,
+                    f"The disk is full: {len(self)} gradients of "
+                    f"{self._record.itemsize:,} bytes each are in "
+                    f"{self.folder}, and stay readable",
+                ) from error
+            raise
+
+    def block(self, rows, columns):
+        """A part of the stack.
+
+        Args:
+            rows: slice.
+            columns: slice.
+
+        Returns:
+            Float32 array.
+
+        Raises:
+            ValueError: if an entry is not finite; names the row.
+        """
+        part = self._map()[rows]
+        found = part["row"][:, columns].astype(np.float32)
+        found *= part["scale"].astype(np.float32)[:, None]
+        finite = np.isfinite(found).all(axis=1)
+        if not finite.all():
+            row = range(*rows.indices(len(self)))[int(np.argmin(finite))]
+            raise ValueError(
+                f"Expected finite gradients in {self.folder}, got NaN or "
+                f"infinity in row {row}, of step {int(self.steps[row])}."
+            )
+        return found
+
+    def _map(self):
+        if not len(self):
+            return np.zeros(0, self._record)
+        return np.memmap(self._file, self._record, "r", shape=len(self))
+
+
+def _described(variables):
+    return [{"path": v.path, "shape": list(v.shape)} for v in variables]
+
+
+def _named(variable):
+    if variable is None:
+        return "missing"
+    return f"'{variable['path']}' {variable['shape']}"
