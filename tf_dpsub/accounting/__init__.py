@@ -8,6 +8,10 @@ from tf_dpsub.accounting.accountants import (
 )
 from tf_dpsub.accounting.ledger import LedgerEntry, PrivacyLedger
 from tf_dpsub.accounting.statement import statement
+from tf_dpsub.accounting.uniform_sampling import (
+    uniform_epsilon,
+    uniform_noise_multiplier,
+)
 
 __all__ = [
     "LedgerEntry",
@@ -17,4 +21,6 @@ __all__ = [
     "noise_multiplier",
     "statement",
     "steps",
+    "uniform_epsilon",
+    "uniform_noise_multiplier",
 ]

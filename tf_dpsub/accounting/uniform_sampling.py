@@ -1,0 +1,103 @@
+"""Accounting of steps that see one uniformly drawn example each."""
+
+import functools
+import math
+
+import dp_accounting
+from dp_accounting.rdp import rdp_privacy_accountant
+from scipy import optimize
+
+from tf_dpsub.accounting.accountants import RDP_ORDERS
+from tf_dpsub.checks import check_count
+
+# Less noise is accounted for as none.
+_LEAST_NOISE = 1e-2
+
+
+def uniform_epsilon(*, noise_multiplier, examples, steps, delta):
+    """Epsilon of steps that draw one example uniformly, by RDP.
+
+    Formal guarantees: data sets are neighbours if one example is replaced by
+    any other one. That moves a step's gradient by at most twice its bound: with
+    noise of `noise_multiplier` times the bound, a step is the Gaussian
+    mechanism of half that multiplier, on a sample of one example without
+    replacement. The relation differs from that of Poisson sampling: the result
+    is not to be composed with that of other steps.
+
+    Args:
+        noise_multiplier: float, standard deviation of the noise divided by the
+            bound on the norm of a gradient.
+        examples: int, number of examples that are drawn from.
+        steps: int.
+        delta: float in (0, 1).
+
+    Returns:
+        float, an upper bound; infinite without noise.
+
+    Raises:
+        ValueError: if an argument is out of range.
+
+    Reference:
+        - [Wang, Balle, Kasiviswanathan, 2019](
+          https://arxiv.org/abs/1808.00087), Theorem 9
+    """
+    if not 0 <= noise_multiplier < math.inf:
+        raise ValueError(
+            f"Expected 0 <= noise_multiplier < inf, got {noise_multiplier}."
+        )
+    check_count("examples", examples)
+    check_count("steps", steps)
+    if not 0 < delta < 1:
+        raise ValueError(f"Expected 0 < delta < 1, got {delta}.")
+    if noise_multiplier < _LEAST_NOISE:
+        return math.inf
+    accountant = rdp_privacy_accountant.RdpAccountant(
+        RDP_ORDERS, dp_accounting.NeighboringRelation.REPLACE_ONE
+    )
+    gaussian = dp_accounting.GaussianDpEvent(noise_multiplier / 2)
+    event = dp_accounting.SampledWithoutReplacementDpEvent(
+        examples, 1, gaussian
+    )
+    return accountant.compose(event, steps).get_epsilon(delta)
+
+
+def uniform_noise_multiplier(*, epsilon, delta, examples, steps):
+    """Smallest noise multiplier with which such steps keep a budget.
+
+    Args:
+        epsilon: float, > 0, the budget.
+        delta: float in (0, 1).
+        examples: int, as `uniform_epsilon`.
+        steps: int.
+
+    Returns:
+        float. What it spends is at most the budget, and within a relative 1e-3
+        of it.
+
+    Raises:
+        ValueError: if an argument is out of range.
+    """
+    if not 0 < epsilon < math.inf:
+        raise ValueError(f"Expected 0 < epsilon < inf, got {epsilon}.")
+
+    @functools.cache
+    def spent(logarithm):
+        return uniform_epsilon(
+            noise_multiplier=math.exp(logarithm),
+            examples=examples,
+            steps=steps,
+            delta=delta,
+        )
+
+    high = 0.0
+    while spent(high) > epsilon:
+        high += 1.0
+    low = high - 1.0
+    while spent(low) <= epsilon:
+        low -= 1.0
+    found = optimize.brentq(
+        lambda v: math.log(min(spent(v), 1e300) / epsilon), low, high, xtol=1e-4
+    )
+    while spent(found) > epsilon:
+        found += 1e-4
+    return math.exp(found)
