@@ -1,7 +1,8 @@
 """Of what dimension gradients are: tools for a user's own model."""
 
+from tf_dpsub.analysis.convex import averaged_sgd
 from tf_dpsub.analysis.gradient_store import GradientStore
-from tf_dpsub.analysis.restricted_lipschitz import (
+from tf_dpsub.analysis.lipschitz import (
     excess_loss_bound,
     restricted_lipschitz,
 )
@@ -13,7 +14,7 @@ from tf_dpsub.analysis.spectra import (
     stable_rank,
     top_singular_values,
 )
-from tf_dpsub.analysis.subspace_distance import (
+from tf_dpsub.analysis.distances import (
     principal_angles,
     projection_residual,
     subspace_distance,
@@ -23,6 +24,7 @@ __all__ = [
     "DecayFit",
     "GradientStore",
     "Spectrum",
+    "averaged_sgd",
     "decay_exponent",
     "excess_loss_bound",
     "explained_energy",
