@@ -67,6 +67,8 @@ def main(argv):
         if _LIST.value:
             print(overview())
             return 0
+        if _EXPERIMENT.value in experiments.STUDIES:
+            return _run_study(experiments.STUDIES[_EXPERIMENT.value])
         experiment = chosen(
             _EXPERIMENT.value,
             experiments.Inputs(
@@ -76,14 +78,11 @@ def main(argv):
             ),
             _FRACTION.value,
         )
-        trials = selected(experiment, _ONLY.value)
+        trials = selected(experiment.name, experiment.trials, _ONLY.value)
         if _DRY_RUN.value:
             print("\n".join(trial.name for trial in trials))
             return 0
-        if WORKDIR.value is None:
-            raise ValueError("Expected --workdir, got none.")
-        if _JOBS.value < 1:
-            raise ValueError(f"Expected --jobs >= 1, got {_JOBS.value}.")
+        _check_flags()
         return reproduce(
             experiment,
             trials,
@@ -95,12 +94,41 @@ def main(argv):
         return f"error: {error}"
 
 
+def _check_flags():
+    if WORKDIR.value is None:
+        raise ValueError("Expected --workdir, got none.")
+    if _JOBS.value < 1:
+        raise ValueError(f"Expected --jobs >= 1, got {_JOBS.value}.")
+    _check_fraction(_FRACTION.value)
+
+
+def _check_fraction(fraction):
+    if not 0 < fraction <= 1:
+        raise ValueError(f"Expected 0 < --fraction <= 1, got {fraction}.")
+
+
+def _run_study(study):
+    points = selected(study.name, study.points(), _ONLY.value)
+    if _DRY_RUN.value:
+        print("\n".join(point.name for point in points))
+        return 0
+    _check_flags()
+    return study.run(
+        pathlib.Path(WORKDIR.value) / study.name,
+        points,
+        fraction=_FRACTION.value,
+        jobs=_JOBS.value,
+        command=_command(),
+    )
+
+
 def overview():
     """Names all experiments, each with what it shows."""
-    width = max(map(len, experiments.EXPERIMENTS))
+    known = experiments.EXPERIMENTS | experiments.STUDIES
+    width = max(map(len, known))
     return "\n".join(
-        f"{name:<{width}}  {build.__doc__.splitlines()[0]}"
-        for name, build in experiments.EXPERIMENTS.items()
+        f"{name:<{width}}  {shows.__doc__.splitlines()[0]}"
+        for name, shows in known.items()
     )
 
 
@@ -124,24 +152,25 @@ def chosen(name, inputs, fraction=1.0):
         close = difflib.get_close_matches(str(name), known, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise ValueError(
-            f"Expected --experiment, one of {', '.join(known)}, got {name!r}."
+            "Expected --experiment, one of "
+            f"{', '.join(known | experiments.STUDIES)}, got {name!r}."
             f"{hint}"
         )
-    if not 0 < fraction <= 1:
-        raise ValueError(f"Expected 0 < --fraction <= 1, got {fraction}.")
+    _check_fraction(fraction)
     experiment = known[name](inputs)
     return experiment if fraction == 1 else experiment.shortened(fraction)
 
 
-def selected(experiment, only=None):
+def selected(experiment, trials, only=None):
     """The trials of an experiment whose names hold a regular expression.
 
     Args:
-        experiment: `trials.Experiment`.
+        experiment: string, its name.
+        trials: sequence of `trials.Trial`, or of whatever has a name.
         only: string. Defaults to `None`: all trials.
 
     Returns:
-        List of `trials.Trial`, in their order.
+        List of some of these, in their order.
 
     Raises:
         ValueError: if there is none, or `only` is no regular expression.
@@ -153,16 +182,16 @@ def selected(experiment, only=None):
             f"Expected --only to be a regular expression, got {only!r}: "
             f"{error}."
         ) from error
-    trials = [t for t in experiment.trials if pattern.search(t.name)]
-    if not trials:
-        names = [trial.name for trial in experiment.trials]
+    found = [t for t in trials if pattern.search(t.name)]
+    if not found:
+        names = [trial.name for trial in trials]
         close = difflib.get_close_matches(only, names, n=1, cutoff=0)
         raise ValueError(
-            f"Expected --only to name trials of {experiment.name}, got "
+            f"Expected --only to name trials of {experiment}, got "
             f"{only!r}, which none of {len(names)} holds. The closest is "
             f"{close[0]!r}; --dry_run shows all."
         )
-    return trials
+    return found
 
 
 def reproduce(experiment, trials, workdir, *, jobs, command):

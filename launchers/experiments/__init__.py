@@ -3,6 +3,7 @@
 import dataclasses
 
 from launchers.experiments import gep, pdp, rgp, spectrum
+from launchers.experiments.geometric_median import GeometricMedian
 
 # Functions that build a `trials.Experiment` from `Inputs`. The first line of
 # their docstrings says what it shows.
@@ -26,6 +27,10 @@ EXPERIMENTS = {
     "rgp_rank": rgp.rank,
     "rgp_residual": rgp.residual,
 }
+
+# Those that train no Keras model: objects with a name, points with names, and
+# a way to run these.
+STUDIES = {study.name: study for study in (GeometricMedian(),)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

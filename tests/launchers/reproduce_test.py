@@ -131,7 +131,7 @@ class TestReproduce:
         self, small, tmp_path
     ):
         self.finish(tmp_path / "small", small, ["gp_0", "gep_0", "gep_1"])
-        selected = reproduce.selected(small, "^gep")
+        selected = reproduce.selected("small", small.trials, "^gep")
         assert [trial.name for trial in selected] == ["gep_0", "gep_1"]
         reproduce.reproduce(small, selected, tmp_path, jobs=1, command="c")
         table = (tmp_path / "small" / "table.md").read_text("utf-8")

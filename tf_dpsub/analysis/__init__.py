@@ -1,6 +1,11 @@
 """Of what dimension gradients are: tools for a user's own model."""
 
 from tf_dpsub.analysis.convex import averaged_sgd
+from tf_dpsub.analysis.distances import (
+    principal_angles,
+    projection_residual,
+    subspace_distance,
+)
 from tf_dpsub.analysis.gradient_store import GradientStore
 from tf_dpsub.analysis.lipschitz import (
     excess_loss_bound,
@@ -13,11 +18,6 @@ from tf_dpsub.analysis.spectra import (
     explained_energy,
     stable_rank,
     top_singular_values,
-)
-from tf_dpsub.analysis.distances import (
-    principal_angles,
-    projection_residual,
-    subspace_distance,
 )
 
 __all__ = [

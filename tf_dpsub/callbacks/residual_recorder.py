@@ -6,8 +6,8 @@ import numpy as np
 import tensorflow as tf
 from keras import tree
 
-from tf_dpsub.analysis.spectra import stable_rank
 from tf_dpsub.analysis.distances import projection_residual
+from tf_dpsub.analysis.spectra import stable_rank
 from tf_dpsub.callbacks.gradient_recorders import GradientRecorder
 from tf_dpsub.optimizers.dp_powersgd import matrix_shape
 

@@ -1,0 +1,358 @@
+"""Geometric medians by noisy gradients, in few and in many dimensions.
+
+Reference:
+    [Li, Liu, Hashimoto, Inan, Kulkarni, Lee, Guha Thakurta: When Does
+    Differentially Private Learning Not Suffer in High Dimensions?, NeurIPS
+    2022](https://arxiv.org/abs/2207.00160), section 3.3
+"""
+
+import concurrent.futures
+import dataclasses
+import itertools
+import json
+import math
+import multiprocessing
+import os
+import statistics
+import time
+
+import numpy as np
+from matplotlib import ticker
+
+from launchers import figures
+from launchers.experiments import progress
+from tf_dpsub import accounting, analysis
+
+_EPSILON, _DELTA = 2.0, 1e-6
+_EXAMPLES, _INFORMATIVE = 10_000, 10
+_STEPS = 100_000
+_SEEDS = range(5)
+# Names of A, and the exponent c of its diagonal, j^-c.
+_MATRICES = {"I": 0.0, "diag(1/√j)": 0.5, "diag(1/j)": 1.0}
+_DIMENSIONS = (20, 100, 500, 2000, 10_000)
+_RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
+_REGULARIZATIONS = (0.0, 0.01)
+_COLOURS = dict(
+    zip(_MATRICES, (figures.RED, figures.ORANGE, figures.BLUE), strict=True)
+)
+_MARKERS = dict(zip(_MATRICES, "s^o", strict=True))
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """One run of the algorithm.
+
+    Attributes:
+        matrix: string, the name of A.
+        dimensions: int.
+        learning_rate: float.
+        regularization: float.
+        seed: int, of the data, of what is drawn and of the noise.
+    """
+
+    matrix: str
+    dimensions: int
+    learning_rate: float
+    regularization: float
+    seed: int
+
+    @property
+    def name(self):
+        return (
+            f"{self.matrix} d={self.dimensions} rate={self.learning_rate:g} "
+            f"alpha={self.regularization:g} seed={self.seed}"
+        )
+
+    @property
+    def setting(self):
+        return self.matrix, self.dimensions, self.tuned
+
+    @property
+    def tuned(self):
+        return self.learning_rate, self.regularization
+
+
+class GeometricMedian:
+    """Loss of private geometric medians as dimensions grow."""
+
+    name = "geometric_median"
+    title = "Private geometric medians as dimensions grow"
+
+    def points(self):
+        """All runs, seed by seed, in a list."""
+        return [
+            Point(matrix, dimensions, rate, alpha, seed)
+            for seed, matrix, dimensions, rate, alpha in itertools.product(
+                _SEEDS, _MATRICES, _DIMENSIONS, _RATES, _REGULARIZATIONS
+            )
+        ]
+
+    def run(self, folder, points, *, fraction, jobs, command):
+        """Runs what is left, and writes a table and a figure.
+
+        Args:
+            folder: `pathlib.Path`.
+            points: list of `Point`, those to run.
+            fraction: float, the share of the steps to make.
+            jobs: int, how many run at a time.
+            command: string, for the table.
+
+        Returns:
+            int, the exit code.
+
+        Raises:
+            ValueError: if the folder holds runs of another length.
+        """
+        steps = max(1, round(fraction * _STEPS))
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / "points.json"
+        held = {"steps": steps, "points": {}}
+        if file.exists():
+            held = json.loads(file.read_text("utf-8"))
+        if held["steps"] != steps:
+            raise ValueError(
+                f"Expected a folder with runs of {steps} steps, got {folder}, "
+                f"with runs of {held['steps']}. Name another workdir, or give "
+                "the same --fraction."
+            )
+        left = [p for p in points if p.name not in held["points"]]
+        print(
+            f"{self.title}: {len(points)} runs, {len(points) - len(left)} "
+            f"finished, {len(left)} to run in {folder}/",
+            flush=True,
+        )
+        sigma = accounting.uniform_noise_multiplier(
+            epsilon=_EPSILON, delta=_DELTA, examples=_EXAMPLES, steps=steps
+        )
+        try:
+            for point, losses in _each(left, sigma, steps, jobs):
+                held["points"][point.name] = losses
+                _write(file, json.dumps(held, indent=1))
+        except KeyboardInterrupt:
+            print("\nInterrupted; the same command goes on from here.")
+            return 130
+        finally:
+            self._write_results(folder, held, sigma, command)
+        print(f"{folder}/table.md")
+        return 0
+
+    def _write_results(self, folder, held, sigma, command):
+        done = [p for p in self.points() if p.name in held["points"]]
+        if not done:
+            return
+        rows = _rows(done, held["points"])
+        text = _table(self.title, rows, held["steps"], sigma, command)
+        _write(folder / "table.md", text)
+        with figures.style():
+            canvas = _figure(self.title, rows, held["steps"])
+            incomplete = folder / f"loss.{os.getpid()}.incomplete"
+            canvas.savefig(incomplete, format="png")
+            os.replace(incomplete, folder / "loss.png")
+
+
+def solve(point, noise_multiplier, steps):
+    """Runs the algorithm on made data.
+
+    The first ten coordinates of an example are normal with mean 1 and variance
+    1, the others are 0. A loss is `||x - x_i||_A`, `||v||_A^2 = v^T A v`, whose
+    gradients are of norm 1 at most, as A's eigenvalues are.
+
+    Args:
+        point: `Point`.
+        noise_multiplier: float.
+        steps: int.
+
+    Returns:
+        dict of the mean loss on the examples, `empirical`, and on as many new
+        ones, `population`.
+    """
+    weights = np.arange(1, point.dimensions + 1) ** -_MATRICES[point.matrix]
+    generator = np.random.default_rng([point.seed, 1])
+    examples, others = generator.normal(1, 1, (2, _EXAMPLES, _INFORMATIVE))
+
+    def gradient(x, i):
+        difference = x.copy()
+        difference[:_INFORMATIVE] -= examples[i]
+        weighted = weights * difference
+        size = math.sqrt(weighted @ difference)
+        return weighted / size if size else weighted
+
+    found = analysis.averaged_sgd(
+        gradient,
+        _EXAMPLES,
+        np.zeros(point.dimensions),
+        steps=steps,
+        learning_rate=point.learning_rate,
+        noise_multiplier=noise_multiplier,
+        lipschitz=1.0,
+        regularization=point.regularization,
+        seed=point.seed,
+    )
+    first, rest = np.split(weights, [_INFORMATIVE])
+    beside = np.sum(rest * found[_INFORMATIVE:] ** 2)
+
+    def loss(at):
+        inside = np.sum(first * (found[:_INFORMATIVE] - at) ** 2, axis=1)
+        return float(np.mean(np.sqrt(inside + beside)))
+
+    return {"empirical": loss(examples), "population": loss(others)}
+
+
+def _each(points, sigma, steps, jobs):
+    """Yields points with their losses, as they are found."""
+    began = time.monotonic()
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(
+        min(jobs, max(len(points), 1)), mp_context=context
+    ) as pool:
+        waiting = {pool.submit(solve, p, sigma, steps): p for p in points}
+        # What a run costs follows its dimensions.
+        total = sum(p.dimensions + 1000 for p in points)
+        done = 0
+        try:
+            for future in concurrent.futures.as_completed(waiting):
+                point, losses = waiting[future], future.result()
+                done += point.dimensions + 1000
+                seconds = (time.monotonic() - began) * (total / done - 1)
+                print(
+                    f"{point.name}: {losses['empirical']:.4f}; "
+                    f"{progress.duration(seconds)} left",
+                    flush=True,
+                )
+                yield point, losses
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Row:
+    """The seeds of one matrix, in some dimensions, with some learning rate."""
+
+    matrix: str
+    dimensions: int
+    tuned: tuple
+    losses: dict
+
+    def mean(self, kind="empirical"):
+        return statistics.fmean(self.losses[kind])
+
+    def deviation(self, kind="empirical"):
+        values = self.losses[kind]
+        return statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def _rows(points, losses):
+    """Rows of two kinds: with one learning rate for each matrix, or for each d.
+
+    The former is that with the lowest empirical loss in the most dimensions.
+
+    Returns:
+        dict from `"one"` and `"each"` to lists of `_Row`.
+    """
+    seeds = {}
+    for point in points:
+        seeds.setdefault(point.setting, []).append(losses[point.name])
+    rows = [
+        _Row(*setting, {kind: [v[kind] for v in values] for kind in values[0]})
+        for setting, values in seeds.items()
+    ]
+    best = {}
+    for row in rows:
+        key = row.matrix, row.dimensions
+        if key not in best or row.mean() < best[key].mean():
+            best[key] = row
+    most = {m: max(d for n, d in best if n == m) for m, _ in best}
+    return {
+        "one": [
+            r for r in rows if r.tuned == best[r.matrix, most[r.matrix]].tuned
+        ],
+        "each": list(best.values()),
+    }
+
+
+def _table(title, rows, steps, sigma, command):
+    lines = [f"# {title}", "", "```sh", command, "```", ""]
+    lines += [
+        f"Mean of ||x - x_i||_A over {_EXAMPLES:,} examples, of which the "
+        f"first {_INFORMATIVE} coordinates are normal with mean 1 and variance "
+        f"1, the others 0; mean ± standard deviation over seeds. ε = "
+        f"{_EPSILON:g} at δ = {_DELTA:g}, one uniformly drawn example a step, "
+        f"{steps:,} steps, σ = {sigma:.4g}.",
+    ]
+    if steps != _STEPS:
+        lines += ["", f"Shortened: {steps / _STEPS:g} of the steps."]
+    heads = {
+        "one": "One learning rate and α for each A, the best in the most "
+        "dimensions",
+        "each": "The best learning rate and α for each A and d",
+    }
+    for kind, head in heads.items():
+        lines += ["", f"## {head}", ""]
+        lines += [
+            "| A | d | learning rate | α | loss | on new examples | seeds |",
+            "|---|---|---|---|---|---|---|",
+        ]
+        for row in rows[kind]:
+            rate, alpha = row.tuned
+            cells = [
+                row.matrix,
+                f"{row.dimensions:,}",
+                f"{rate:g}",
+                f"{alpha:g}",
+                *(
+                    f"{row.mean(k):.4f} ± {row.deviation(k):.4f}"
+                    for k in ("empirical", "population")
+                ),
+                str(len(row.losses["empirical"])),
+            ]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _figure(title, rows, steps):
+    if steps != _STEPS:
+        title += f"\nshortened: {steps / _STEPS:g} of the steps"
+    canvas = figures.new(10.5, 4.4, title)
+    grid = canvas.subplots(1, 2, sharey=True)
+    heads = {
+        "one": "one learning rate for each A",
+        "each": "the best learning rate for each A and d",
+    }
+    for axes, (kind, head) in zip(grid, heads.items()):
+        figures.tidy(axes)
+        figures.subtitle(axes, head)
+        for matrix in _MATRICES:
+            own = [r for r in rows[kind] if r.matrix == matrix]
+            own.sort(key=lambda row: row.dimensions)
+            for losses, style in (("empirical", "-"), ("population", ":")):
+                axes.errorbar(
+                    [r.dimensions for r in own],
+                    [r.mean(losses) for r in own],
+                    yerr=[r.deviation(losses) for r in own],
+                    label=f"A = {matrix}"
+                    + (", new examples" if losses == "population" else ""),
+                    color=_COLOURS[matrix],
+                    marker=_MARKERS[matrix],
+                    linestyle=style,
+                    linewidth=1.6,
+                    markersize=5,
+                    capsize=3,
+                )
+        axes.set_xscale("log")
+        axes.set_xticks(_DIMENSIONS, [f"{d:,}" for d in _DIMENSIONS])
+        axes.xaxis.set_minor_locator(ticker.NullLocator())
+        axes.set_xlabel("dimensions")
+    grid[0].set_ylabel("mean loss")
+    canvas.legend(
+        *grid[0].get_legend_handles_labels(),
+        loc="outside right center",
+        frameon=False,
+        labelcolor=figures.INK,
+    )
+    return canvas
+
+
+def _write(file, text):
+    incomplete = file.with_name(f"{file.name}.{os.getpid()}.incomplete")
+    incomplete.write_text(text, "utf-8")
+    os.replace(incomplete, file)
