@@ -17,6 +17,7 @@ from tf_dpsub import (
     optimizers,
     subspaces,
 )
+from tf_dpsub.data import npz
 
 _PRIVATE_OPTIMIZERS = {
     name: getattr(optimizers, name)
@@ -27,7 +28,7 @@ _PRIVATE_OPTIMIZERS = {
 _LOOKED_AT = 1000
 # Models whose targets are texts.
 _WRITERS = ("gpt2",)
-_SUBSPACES = ("PublicSubspace", "RandomSubspace")
+_SUBSPACES = ("FixedSubspace", "PublicSubspace", "RandomSubspace")
 _INNER_OPTIMIZERS = {
     name: getattr(keras.optimizers, name)
     for name in (
@@ -200,10 +201,25 @@ def subspace(config, loaded):
         return None
     kinds = {name: getattr(subspaces, name) for name in _SUBSPACES}
     kind = choose(kinds, config.subspace, "a subspace")
+    if config.subspace == "FixedSubspace":
+        return _construct(
+            _fixed_subspace, config.subspace_kwargs, kind.__name__
+        )
     public = ()
     if config.subspace == "PublicSubspace":
         public = _public_examples(config, loaded)
     return _construct(kind, config.subspace_kwargs, config.subspace, *public)
+
+
+def _fixed_subspace(basis, rank, **kwargs):
+    """The subspace of the first directions in a file."""
+    (directions,) = npz.read_arrays(basis, ("directions",))
+    if not 1 <= rank <= directions.shape[1]:
+        raise ValueError(
+            f"Expected 1 <= rank <= {directions.shape[1]}, the directions in "
+            f"{basis}, got {rank}."
+        )
+    return subspaces.FixedSubspace(directions[:, :rank], **kwargs)
 
 
 def _public_examples(config, loaded):
@@ -369,6 +385,12 @@ def recorders(config, folder, loaded):
         ),
         "private_spectrum": lambda: callbacks.PrivateSpectrumRecorder(
             *private, folder / "private_spectrum.npz", epochs=spread
+        ),
+        "private_gradients": lambda: _construct(
+            callbacks.PrivateGradientRecorder,
+            config.private_gradients_kwargs,
+            "PrivateGradientRecorder",
+            folder / "gradients",
         ),
     }
     chosen = [choose(makers, name, "a recorder") for name in config.recorders]

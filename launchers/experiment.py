@@ -199,6 +199,7 @@ class _Run:
             batch_size=optimizer.batch_size,
             examples=self._batches.examples,
             sampler="poisson",
+            private_state=optimizer.has_private_state,
         )
 
     def _announce(self, epochs):

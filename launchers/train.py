@@ -9,21 +9,11 @@ The command `tf-dpsub-train` is the same. The fields of a config are those of
 `tensorboard/`, the ledger, and a checkpoint, from which `--resume` goes on.
 """
 
-import difflib
-import os
-import re
-import sys
-import warnings
-
 from absl import app, flags, logging
-from ml_collections import config_flags
 
-from launchers import native_logs, train_config
+from launchers import config_flag, native_logs
 from launchers.workdir_flag import WORKDIR
 
-_CONFIG = config_flags.DEFINE_config_file(
-    "config", None, "File of the config, such as configs/digits_dpsgd.py."
-)
 _RESUME = flags.DEFINE_bool(
     "resume", False, "Go on with the run in the workdir, if there is one."
 )
@@ -33,11 +23,9 @@ def main(argv):
     """Trains as the flags say; returns the exit code."""
     if len(argv) > 1:
         raise app.UsageError(f"Expected flags alone, got {argv[1]!r}.")
-    logging.get_absl_handler().setFormatter(None)
-    warnings.formatwarning = lambda text, *_: f"warning: {text}\n"
-    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
-    config = _CONFIG.value
-    let_flags_decide(config, flags.FLAGS["config"].override_values)
+    config_flag.quiet()
+    config = config_flag.CONFIG.value
+    config_flag.let_flags_decide(config, flags.FLAGS["config"].override_values)
     try:
         with native_logs.dropped():
             from launchers import experiment
@@ -53,53 +41,9 @@ def main(argv):
     return 0
 
 
-def let_flags_decide(config, overridden):
-    """Lets a flag for the noise replace the file's epsilon, or the reverse.
-
-    Args:
-        config: `ml_collections.ConfigDict`, changed in place.
-        overridden: collection of strings, fields given on the command line.
-    """
-    given = {"noise_multiplier", "epsilon"}.intersection(overridden)
-    if given == {"noise_multiplier"}:
-        config.epsilon = None
-    elif given == {"epsilon"}:
-        config.noise_multiplier = None
-
-
-def parse_flags(argv):
-    """Parses flags, and loads the config; exits where that cannot be done."""
-    try:
-        rest = app.parse_flags_with_usage(argv)
-        for name in ("config", "workdir"):
-            if flags.FLAGS[name].value is None:
-                sys.exit(f"error: Expected --{name}, got none; see --help.")
-        _CONFIG.value.lock()
-    except AttributeError as error:
-        sys.exit(f"error: {unknown_field(error)}")
-    except OSError as error:
-        reason = str(error).rpartition("]")[2].strip()
-        sys.exit(f"error: Expected the file of a config, got none: {reason}.")
-    return rest
-
-
-def unknown_field(error):
-    """Says in one line what an `AttributeError` of a config is about."""
-    field = re.match(r"""'(?:\\'|Key ")?(\w+)(?:\\'|"|'$)""", str(error))
-    if field is None:
-        return f"The config file is wrong: {error}."
-    known = list(train_config.default_config())
-    close = difflib.get_close_matches(field[1], known, n=2)
-    if close:
-        cure = f"Did you mean {' or '.join(close)}?"
-    else:
-        cure = f"There are {', '.join(known)}, and the kwargs of the file."
-    return f"Expected a field of the config, got {field[1]!r}. {cure}"
-
-
 def run():
     """Runs the console command `tf-dpsub-train`."""
-    app.run(main, flags_parser=parse_flags)
+    app.run(main, flags_parser=config_flag.parse_flags)
 
 
 if __name__ == "__main__":

@@ -62,8 +62,10 @@ def default_config():
     # one is found from `public_examples` of the data set; or, where
     # `public_data` is an .npz file, from so many of its images (0: all), made
     # to fit the model's input. Labels of images from a file are random, others
-    # on demand: drawn anew whenever the subspace is found. The first epoch is
-    # 1; `ProjectedDPSGD` projects from `start_epoch` on.
+    # on demand: drawn anew whenever the subspace is found. A fixed one is read
+    # from the .npz file that `subspace_kwargs` names as `basis`: the first
+    # `rank` of its `directions` [parameters, n]. The first epoch is 1;
+    # `ProjectedDPSGD` projects from `start_epoch` on.
     config.subspace = config_dict.placeholder(str)
     config.subspace_kwargs = ml_collections.ConfigDict()
     config.public_data = config_dict.placeholder(str)
@@ -91,8 +93,12 @@ def default_config():
 
     # What is written down of gradients after epochs: "test_projection_error",
     # "test_projection_residual", "test_spectrum", and "private_spectrum", which
-    # no epsilon covers.
+    # no epsilon covers. With "private_gradients", which none covers either, the
+    # mean clipped gradients of steps are kept in the folder `gradients`, as
+    # `private_gradients_kwargs` says: arguments of
+    # `tf_dpsub.callbacks.PrivateGradientRecorder`.
     config.recorders = ()
+    config.private_gradients_kwargs = ml_collections.ConfigDict()
 
     # Execution.
     config.dtype_policy = "float32"

@@ -17,11 +17,11 @@ from matplotlib import image
 from tensorboard.backend.event_processing import event_accumulator
 
 from launchers import (
+    config_flag,
     config_objects,
     experiment,
     run_directory,
     run_recorder,
-    train,
     train_config,
 )
 from tests.models import checkpoints
@@ -617,7 +617,7 @@ class TestFlags:
         self, overridden, expected
     ):
         config = digits_config(noise_multiplier=4.0, epsilon=2.0)
-        train.let_flags_decide(config, overridden)
+        config_flag.let_flags_decide(config, overridden)
         assert (config.noise_multiplier, config.epsilon) == expected
 
     @pytest.mark.parametrize(
@@ -630,7 +630,7 @@ class TestFlags:
     def test_unknown_field_in_a_file(self, field, cure):
         with pytest.raises(AttributeError) as error:
             setattr(digits_config(), field, 1)
-        message = train.unknown_field(error.value)
+        message = config_flag.unknown_field(error.value)
         assert f"got {field!r}. {cure}" in message
         assert "\n" not in message
 

@@ -23,11 +23,14 @@ class Spectrum:
         directions: float32 `[columns, k]`, the right singular vectors; None if
             they were not asked for.
         energy: float, the sum of squares of all singular values.
+        gram: float64 `[rows, rows]`, the inner products of the rows; None if
+            there are too many to form them.
     """
 
     singular_values: np.ndarray
     directions: np.ndarray | None
     energy: float
+    gram: np.ndarray | None
 
 
 def top_singular_values(
@@ -83,7 +86,8 @@ def top_singular_values(
         gram = matrix.gram()
         product, energy = gram.__matmul__, float(np.trace(gram))
     else:
-        product, energy = matrix.times_transpose, matrix.energy()
+        gram, product = None, matrix.times_transpose
+        energy = matrix.energy()
     left = np.random.default_rng(seed).normal(size=(count, k))
     for _ in range(iterations):
         left, _ = np.linalg.qr(product(np.linalg.qr(left)[0]))
@@ -94,7 +98,7 @@ def top_singular_values(
     found = None
     if directions:
         found = matrix.right_vectors(left @ rotation[:, order], values)
-    return Spectrum(values, found, energy)
+    return Spectrum(values, found, energy, gram)
 
 
 class _Matrix:

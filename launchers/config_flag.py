@@ -1,0 +1,67 @@
+"""What programs with a config have in common: its flag, and their output."""
+
+import difflib
+import os
+import re
+import sys
+import warnings
+
+from absl import app, flags, logging
+from ml_collections import config_flags
+
+from launchers import train_config
+
+CONFIG = config_flags.DEFINE_config_file(
+    "config", None, "File of the config, such as configs/digits_dpsgd.py."
+)
+
+
+def quiet():
+    """Lets messages be lines without dates, and GPUs be shared."""
+    logging.get_absl_handler().setFormatter(None)
+    warnings.formatwarning = lambda text, *_: f"warning: {text}\n"
+    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+
+
+def let_flags_decide(config, overridden):
+    """Lets a flag for the noise replace the file's epsilon, or the reverse.
+
+    Args:
+        config: `ml_collections.ConfigDict`, changed in place.
+        overridden: collection of strings, fields given on the command line.
+    """
+    given = {"noise_multiplier", "epsilon"}.intersection(overridden)
+    if given == {"noise_multiplier"}:
+        config.epsilon = None
+    elif given == {"epsilon"}:
+        config.noise_multiplier = None
+
+
+def parse_flags(argv):
+    """Parses flags, and loads the config; exits where that cannot be done."""
+    try:
+        rest = app.parse_flags_with_usage(argv)
+        for name in ("config", "workdir"):
+            if flags.FLAGS[name].value is None:
+                sys.exit(f"error: Expected --{name}, got none; see --help.")
+        CONFIG.value.lock()
+    except AttributeError as error:
+        sys.exit(f"error: {unknown_field(error)}")
+    except OSError as error:
+        reason = str(error).rpartition("]")[2].strip()
+        sys.exit(f"error: Expected the file of a config, got none: {reason}.")
+    return rest
+
+
+def unknown_field(error):
+    """Says in one line what an `AttributeError` of a config is about."""
+    field = re.match(r"""'(?:\\'|Key ")?(\w+)(?:\\'|"|'$)""", str(error))
+    if field is None:
+        return f"The config file is wrong: {error}."
+    known = list(train_config.default_config())
+    close = difflib.get_close_matches(field[1], known, n=2)
+    if close:
+        cure = f"Did you mean {' or '.join(close)}?"
+    else:
+        cure = f"There are {', '.join(known)}, and the kwargs of the file."
+    return f"Expected a field of the config, got {field[1]!r}. {cure}"

@@ -1,0 +1,394 @@
+"""Shows of what dimension the gradients of a private run are.
+
+    python launchers/spectrum.py --config=configs/digits_dpsgd.py \\
+        --workdir=out/spectrum --k=20 --ranks=5,20
+
+The command `tf-dpsub-spectrum` is the same. It trains as the config says and
+keeps the mean clipped gradients of steps; finds their largest singular values
+and how these decay; trains again, from the same start, with gradients that are
+projected on the first directions; and writes `table.md` and figures. All of it
+goes on where it was interrupted. `--gradients=FOLDER` takes gradients that were
+kept before.
+
+It is an analysis, after Li et al. 2022: gradients and directions come from
+private data without noise, no epsilon covers them, and nothing in the workdir
+is to be released.
+"""
+
+import copy
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import shlex
+import statistics
+import sys
+
+import numpy as np
+from absl import app, flags
+from matplotlib import colormaps, ticker
+
+from launchers import config_flag, figures, native_logs
+from launchers.workdir_flag import WORKDIR
+from tf_dpsub import analysis
+
+_GRADIENTS = flags.DEFINE_string(
+    "gradients", None, "A folder with gradients of a run of this config."
+)
+_EVERY = flags.DEFINE_integer(
+    "every", 1, "Keep the gradient of one in so many steps."
+)
+_MAX_GIGABYTES = flags.DEFINE_float(
+    "max_gigabytes", 20.0, "What the gradients may take on disk."
+)
+_K = flags.DEFINE_integer("k", 100, "How many singular values to find.")
+_ITERATIONS = flags.DEFINE_integer(
+    "iterations", 10, "Iterations of the orthogonal iteration."
+)
+_RANKS = flags.DEFINE_list(
+    "ranks", ["10", "20", "100"], "Numbers of directions to train again in."
+)
+_REPEATS = flags.DEFINE_integer(
+    "repeats", 1, "How many times to train again with each, with fresh noise."
+)
+# Of the spectra that are compared.
+_WINDOWS = 3
+_ITERATIONS_SHOWN = (1, 2, 4, 10)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Study:
+    """What is looked at.
+
+    Attributes:
+        config: `ml_collections.ConfigDict` of DP-SGD.
+        folder: `pathlib.Path`, for all files.
+        gradients: string, a folder with gradients; None to record some.
+        every: int, a gradient is kept once in so many steps.
+        max_bytes: int, what they may take.
+        k: int, how many singular values.
+        iterations: int, of the orthogonal iteration.
+        ranks: tuple of int, numbers of directions to train again in.
+        repeats: int, how many times each, from the same start, with fresh
+            draws and noise.
+    """
+
+    config: object
+    folder: pathlib.Path
+    gradients: str | None = None
+    every: int = 1
+    max_bytes: int = 20 * 10**9
+    k: int = 100
+    iterations: int = 10
+    ranks: tuple = (10, 20, 100)
+    repeats: int = 1
+
+    def __post_init__(self):
+        if self.config.optimizer != "DPSGD":
+            raise ValueError(
+                "Expected a config of DPSGD, whose gradients are looked at, "
+                f"got {self.config.optimizer}."
+            )
+        wrong = [k for k in self.ranks if not 1 <= k <= self.k]
+        if wrong or self.repeats < 1:
+            raise ValueError(
+                f"Expected ranks from 1 to k = {self.k}, and repeats >= 1, got "
+                f"ranks {self.ranks} and repeats={self.repeats}."
+            )
+
+    def run(self, command):
+        """Does what is left, and writes table and figures."""
+        recorded = self._record()
+        store = analysis.GradientStore(
+            self.gradients or self.folder / "record" / "gradients"
+        )
+        found = self._decompose(store)
+        outcomes = self._train_again(recorded)
+        self._write(found, store, recorded, outcomes, command)
+
+    def _record(self):
+        """Trains as the config says, and keeps gradients unless there are."""
+        config = copy.deepcopy(self.config)
+        if self.gradients is None:
+            config.recorders = (*config.recorders, "private_gradients")
+            config.private_gradients_kwargs = {
+                "every": self.every,
+                "dtype": "float16",
+                "max_bytes": self.max_bytes,
+            }
+        return _train(config, self.folder / "record")
+
+    def _decompose(self, store):
+        """Singular values, with directions in `spectrum.npz`."""
+        file = self.folder / "spectrum.npz"
+        rows, columns = store.shape
+        made_of = [rows, columns, self.k, self.iterations]
+        if file.exists():
+            with np.load(file) as arrays:
+                if arrays["made_of"].tolist() == made_of:
+                    return {k: arrays[k] for k in arrays if k != "directions"}
+        print(f"decomposing {rows:,} gradients of {columns:,} numbers")
+        whole = analysis.top_singular_values(
+            store, self.k, iterations=self.iterations, directions=True
+        )
+        stack = store if whole.gram is None else _with_gram(whole.gram)
+        found = {
+            "made_of": made_of,
+            "values": whole.singular_values,
+            "energy": whole.energy,
+            "windows": self._of_windows(stack),
+            "by_iterations": [
+                analysis.top_singular_values(
+                    stack, self.k, iterations=n
+                ).singular_values
+                for n in _ITERATIONS_SHOWN
+            ],
+        }
+        incomplete = self.folder / f"spectrum.{os.getpid()}.npz"
+        np.savez(incomplete, directions=whole.directions, **found)
+        os.replace(incomplete, file)
+        return found
+
+    def _of_windows(self, stack):
+        """Singular values of the first, the middle and the last gradients."""
+        edges = np.linspace(0, stack.shape[0], _WINDOWS + 1).astype(int)
+        some = min(self.k, int(np.diff(edges).min()))
+        return [
+            analysis.top_singular_values(
+                stack,
+                some,
+                iterations=self.iterations,
+                rows=slice(int(first), int(last)),
+            ).singular_values
+            for first, last in zip(edges, edges[1:])
+        ]
+
+    def _train_again(self, recorded):
+        """Accuracies by k, and `None` for all dimensions, of each repeat."""
+        outcomes = {}
+        for k in (*self.ranks, None):
+            for repeat in range(self.repeats):
+                config = copy.deepcopy(self.config)
+                # As much noise; with directions that are not public, none of
+                # it is private, and no budget can be kept.
+                config.epsilon = None
+                config.noise_multiplier = recorded["noise_multiplier"]
+                name = f"all_{repeat}"
+                if k is not None:
+                    config.optimizer = "ProjectedDPSGD"
+                    config.optimizer_kwargs = {"noise": "ambient"}
+                    config.subspace = "FixedSubspace"
+                    config.subspace_kwargs = {
+                        "basis": str(self.folder / "spectrum.npz"),
+                        "rank": k,
+                    }
+                    name = f"k{k}_{repeat}"
+                result = _train(config, self.folder / "again" / name)
+                outcomes.setdefault(k, []).append(result["test_accuracy"])
+        return outcomes
+
+    def _write(self, found, store, recorded, outcomes, command):
+        fit = analysis.decay_exponent(found["values"])
+        text = _table(self, found, fit, store, recorded, outcomes, command)
+        (self.folder / "table.md").write_text(text, "utf-8")
+        with figures.style():
+            for name, canvas in (
+                ("spectrum", _spectrum(found, fit)),
+                ("spectra", _spectra(found)),
+                ("accuracy", _accuracy(outcomes)),
+            ):
+                canvas.savefig(self.folder / f"{name}.png")
+        print(text)
+
+
+def _with_gram(gram):
+    """A small stack with the same inner products of rows."""
+    squares, vectors = np.linalg.eigh(gram)
+    return vectors * np.sqrt(np.maximum(squares, 0.0))
+
+
+def _train(config, folder):
+    from launchers import experiment
+
+    return experiment.train(config, folder, resume=True, results_only=True)
+
+
+def _table(study, found, fit, store, recorded, outcomes, command):
+    rows, columns = store.shape
+    share = np.sum(found["values"] ** 2) / found["energy"]
+    low, high = fit.interval
+    lines = [
+        f"# Spectrum of gradients: {study.config.dataset}, "
+        f"{study.config.model}",
+        "",
+        "```sh",
+        command,
+        "```",
+        "",
+        "An analysis of private data: no ε covers what is below.",
+        "",
+        f"{rows:,} mean clipped gradients of {columns:,} weights, along "
+        f"{recorded['steps']:,} steps of DP-SGD with σ = "
+        f"{recorded['noise_multiplier']:.4g}, whose test accuracy is "
+        f"{100 * recorded['test_accuracy']:.1f} %.",
+        "",
+        f"Singular values decay as rank^-{fit.exponent:.3f} (95 % interval of "
+        f"the fit: {low:.3f} to {high:.3f}; ranks 1 to "
+        f"{len(found['values'])}). The first {len(found['values'])} directions "
+        f"hold {100 * share:.1f} % of the energy.",
+        "",
+        "Trained again from the same start, with the gradient projected on "
+        "the first directions after clipping, and as much noise in all "
+        "dimensions:",
+        "",
+        "| directions | test accuracy | mean |",
+        "|---|---|---|",
+    ]
+    for k, accuracies in outcomes.items():
+        each = ", ".join(f"{100 * a:.1f}" for a in accuracies)
+        mean = 100 * statistics.fmean(accuracies)
+        lines.append(f"| {k or 'all'} | {each} | {mean:.1f} |")
+    return "\n".join(lines) + "\n"
+
+
+def _spectrum(found, fit):
+    """Singular values by rank with the fit, their density, their energy."""
+    canvas = figures.new(12, 4, "Singular values of mean clipped gradients")
+    grid = canvas.subplots(1, 3)
+    values = found["values"]
+    ranks = np.arange(1, len(values) + 1)
+    low, high = fit.interval
+    grid[0].loglog(ranks, values, color=figures.BLUE, linewidth=2)
+    grid[0].loglog(
+        ranks,
+        fit(ranks),
+        color=figures.ORANGE,
+        linestyle="--",
+        label=f"rank^-{fit.exponent:.2f} ({low:.2f} to {high:.2f})",
+    )
+    grid[0].legend(frameon=False)
+    grid[0].set_xlabel("rank")
+    grid[0].set_ylabel("singular value")
+    figures.subtitle(grid[0], "by rank")
+    positive = values[values > 0]
+    bins = np.geomspace(positive[-1], positive[0], 21)
+    grid[1].hist(positive, bins, density=True, color=figures.BLUE)
+    grid[1].set_xscale("log")
+    grid[1].set_yscale("log")
+    grid[1].set_xlabel("singular value")
+    grid[1].set_ylabel("density")
+    figures.subtitle(grid[1], f"density of the first {len(values)}")
+    share = np.cumsum(values**2) / found["energy"]
+    grid[2].plot(ranks, share, color=figures.BLUE, linewidth=2)
+    grid[2].set_ylim(0, 1)
+    grid[2].yaxis.set_major_formatter(ticker.PercentFormatter(1.0))
+    grid[2].set_xlabel("directions")
+    figures.subtitle(grid[2], "share of the energy")
+    for axes in grid:
+        _tidy(axes)
+    return canvas
+
+
+def _tidy(axes):
+    """Names powers of ten alone on logarithmic axes."""
+    figures.tidy(axes)
+    for axis in (axes.xaxis, axes.yaxis):
+        if axis.get_scale() == "log":
+            axis.set_minor_formatter(ticker.NullFormatter())
+
+
+def _spectra(found):
+    """Spectra of parts of the run, and after fewer iterations."""
+    canvas = figures.new(9, 4, "Singular values of mean clipped gradients")
+    grid = canvas.subplots(1, 2, sharey=True)
+    parts = ["first", *["middle"] * (_WINDOWS - 2), "last"]
+    for axes, name, spectra, labels in (
+        (grid[0], "by part of the run", found["windows"], parts),
+        (
+            grid[1],
+            "by number of iterations",
+            found["by_iterations"],
+            _ITERATIONS_SHOWN,
+        ),
+    ):
+        shades = colormaps["viridis"](np.linspace(0.85, 0.1, len(spectra)))
+        for values, label, colour in zip(spectra, labels, shades):
+            axes.loglog(
+                range(1, len(values) + 1), values, color=colour, label=label
+            )
+        figures.subtitle(axes, name)
+        _tidy(axes)
+        axes.set_xlabel("rank")
+        axes.legend(frameon=False)
+    grid[0].set_ylabel("singular value")
+    return canvas
+
+
+def _accuracy(outcomes):
+    """Accuracy by the number of directions, every repeat."""
+    canvas = figures.new(6, 4, "Trained again in the first directions")
+    axes = canvas.subplots()
+    figures.tidy(axes)
+    names = [str(k or "all") for k in outcomes]
+    for place, accuracies in enumerate(outcomes.values()):
+        axes.plot(
+            [place] * len(accuracies),
+            accuracies,
+            color=figures.BLUE,
+            marker="o",
+            linestyle="none",
+            alpha=0.7,
+        )
+    means = [statistics.fmean(a) for a in outcomes.values()]
+    axes.plot(range(len(names)), means, color=figures.BLUE, linewidth=1)
+    axes.set_xticks(range(len(names)), names)
+    axes.set_xlabel("directions")
+    axes.set_ylabel("test accuracy")
+    axes.yaxis.set_major_formatter(ticker.PercentFormatter(1.0))
+    return canvas
+
+
+def main(argv):
+    """Runs as the flags say; returns the exit code."""
+    if len(argv) > 1:
+        raise app.UsageError(f"Expected flags alone, got {argv[1]!r}.")
+    config_flag.quiet()
+    config = config_flag.CONFIG.value
+    config_flag.let_flags_decide(config, flags.FLAGS["config"].override_values)
+    with native_logs.dropped():
+        from launchers import experiment
+
+        experiment.devices()
+    if not math.isfinite(_MAX_GIGABYTES.value) or _MAX_GIGABYTES.value <= 0:
+        return (
+            f"error: Expected --max_gigabytes > 0, got {_MAX_GIGABYTES.value}."
+        )
+    try:
+        study = Study(
+            config=config,
+            folder=pathlib.Path(WORKDIR.value),
+            gradients=_GRADIENTS.value,
+            every=_EVERY.value,
+            max_bytes=int(1e9 * _MAX_GIGABYTES.value),
+            k=_K.value,
+            iterations=_ITERATIONS.value,
+            ranks=tuple(map(int, _RANKS.value)),
+            repeats=_REPEATS.value,
+        )
+        study.run(shlex.join(["tf-dpsub-spectrum", *sys.argv[1:]]))
+    except ValueError as error:
+        return f"error: {error}"
+    except KeyboardInterrupt:
+        print("\nInterrupted; the same command goes on from here.")
+        return 130
+    return 0
+
+
+def run():
+    """Runs the console command `tf-dpsub-spectrum`."""
+    app.run(main, flags_parser=config_flag.parse_flags)
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,138 @@
+"""The study of a spectrum, on digits."""
+
+import copy
+
+import numpy as np
+import pytest
+
+from launchers import spectrum
+from tests.launchers.train_test import digits_config
+from tf_dpsub import accounting, analysis
+
+
+def config(**changes):
+    return digits_config(**{"model_kwargs": {"hidden": (8,)}} | changes)
+
+
+def study(folder, **changes):
+    arguments = {"k": 6, "ranks": (2, 6), "iterations": 30} | changes
+    return spectrum.Study(**{"config": config(), "folder": folder} | arguments)
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    """A study that is finished, and what it said."""
+    folder = tmp_path_factory.mktemp("study")
+    study(folder, repeats=2).run("the command")
+    return folder
+
+
+@pytest.mark.slow
+class TestStudy:
+    def test_values_are_those_of_the_gradients(self, done):
+        store = analysis.GradientStore(done / "record" / "gradients")
+        # Two epochs of six steps.
+        assert store.steps.tolist() == list(range(1, 13))
+        rows = store.block(slice(None), slice(None)).astype(float)
+        expected = np.linalg.svd(rows, compute_uv=False)
+        with np.load(done / "spectrum.npz") as found:
+            np.testing.assert_allclose(found["values"], expected[:6], rtol=1e-3)
+            assert found["energy"] == pytest.approx(np.sum(expected**2))
+            assert found["directions"].shape == (rows.shape[1], 6)
+            for window, part in zip(found["windows"], np.split(rows, 3)):
+                own = np.linalg.svd(part, compute_uv=False)
+                np.testing.assert_allclose(window, own[:4], rtol=1e-3)
+            few, *_, many = found["by_iterations"]
+            assert few[-1] < many[-1] <= found["values"][-1] * (1 + 1e-6)
+
+    def test_trains_again_in_the_directions(self, done):
+        """With as much noise, in all dimensions, and no privacy."""
+        names = sorted(path.name for path in (done / "again").iterdir())
+        assert names == ["all_0", "all_1", "k2_0", "k2_1", "k6_0", "k6_1"]
+        noise = set()
+        for name in names:
+            ledger = accounting.PrivacyLedger(
+                done / "again" / name / "ledger.json"
+            )
+            (entry,) = ledger.entries
+            noise.add(entry.noise_multiplier)
+            spent = ledger.epsilon(1e-5)
+            assert (spent < 3.01) if name.startswith("all") else spent == np.inf
+        assert len(noise - {0.0}) == 1
+
+    def test_writes_a_table_and_figures(self, done):
+        text = (done / "table.md").read_text("utf-8")
+        assert "no ε covers what is below" in text
+        assert "12 mean clipped gradients of 610 weights, along 12 st" in text
+        assert "ranks 1 to 6" in text
+        rows = [line for line in text.splitlines() if line.startswith("| ")]
+        assert [row.split(" | ")[0] for row in rows] == [
+            "| directions", "| 2", "| 6", "| all"
+        ]  # fmt: skip
+        for name in ("spectrum", "spectra", "accuracy"):
+            assert (done / f"{name}.png").stat().st_size > 10_000
+
+    def test_says_that_nothing_is_covered(self, done):
+        statement = done / "record" / "privacy_statement.txt"
+        text = statement.read_text("utf-8")
+        assert "does not cover the private gradients in gradients" in text
+
+    def test_goes_on_where_it_stopped(self, done, monkeypatch):
+        monkeypatch.setattr(
+            spectrum.analysis, "top_singular_values", lambda *_, **__: 1 / 0
+        )
+        before = (done / "table.md").read_text("utf-8")
+        study(done, repeats=2).run("the command")
+        assert (done / "table.md").read_text("utf-8") == before
+
+    def test_of_gradients_that_were_kept_before(self, done, tmp_path):
+        gradients = str(done / "record" / "gradients")
+        own = study(tmp_path, gradients=gradients, ranks=(2,))
+        own.run("the command")
+        assert not (tmp_path / "record" / "gradients").exists()
+        with np.load(tmp_path / "spectrum.npz") as found:
+            with np.load(done / "spectrum.npz") as expected:
+                np.testing.assert_allclose(
+                    found["values"], expected["values"], rtol=1e-5
+                )
+
+    def test_more_directions_than_gradients(self, done, tmp_path):
+        gradients = str(done / "record" / "gradients")
+        own = study(tmp_path, gradients=gradients, k=13, ranks=(2,))
+        with pytest.raises(ValueError, match="Expected k <= 12, got 13"):
+            own.run("the command")
+
+
+def test_a_basis_of_another_model(tmp_path, capsys):
+    """Found before anything is trained with it."""
+    file = tmp_path / "spectrum.npz"
+    np.savez(file, directions=np.eye(5, dtype="float32")[:, :2])
+    own = copy.deepcopy(config())
+    own.optimizer = "ProjectedDPSGD"
+    own.subspace = "FixedSubspace"
+    own.subspace_kwargs = {"basis": str(file), "rank": 2}
+    own.epsilon, own.noise_multiplier = None, 1.0
+    with pytest.raises(ValueError, match="a basis of 610 rows.*got 5"):
+        spectrum._train(own, tmp_path / "run")
+    # What is announced before is not private.
+    assert "privacy    ε = inf" in capsys.readouterr().out
+    own.subspace_kwargs = {"basis": str(file), "rank": 3}
+    with pytest.raises(ValueError, match="1 <= rank <= 2, the directions"):
+        spectrum._train(own, tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"ranks": (7,)}, "ranks from 1 to k = 6"),
+        ({"ranks": (0,)}, "ranks from 1 to k = 6"),
+        ({"repeats": 0}, "repeats >= 1"),
+        (
+            {"config": config(optimizer="RGP")},
+            "a config of DPSGD.*got RGP",
+        ),
+    ],
+)
+def test_what_cannot_be_studied(tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message):
+        study(tmp_path, **changes)
