@@ -17,7 +17,6 @@ is to be released.
 
 import copy
 import dataclasses
-import json
 import math
 import os
 import pathlib

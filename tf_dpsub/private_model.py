@@ -638,6 +638,9 @@ class PrivateModel(keras.Model):
 
     def _end_run(self):
         self.current_run = None
+        if self._sums_observer is not None:
+            self._sums_observer = None
+            self.make_train_function(force=True)
         self._step_limit = None
         self.ledger.settle()
 
@@ -664,16 +667,18 @@ class PrivateModel(keras.Model):
             accountant=accountant,
         )
 
-    def observe_sums(self, observer):
-        """Shows the sums of clipped gradients of each step to an observer.
+    def observe_sums(self, observer, what):
+        """Shows the clipped sums of each step of the run to an observer.
 
-        Formal guarantees: they are private results without noise, which no
-        epsilon covers. Whoever observes them says so in the statement.
+        Formal guarantees: they are private results without noise. The statement
+        says that no epsilon covers what the observer makes of them.
 
         Args:
             observer: function of the list of float64 tensors that the step
-                releases with noise, traced with the step; None to end it.
+                releases with noise, traced with the step.
+            what: string, a noun: what the observer makes of them.
         """
+        self.current_run.leave_uncovered(what)
         self._sums_observer = observer
         self.make_train_function(force=True)
 

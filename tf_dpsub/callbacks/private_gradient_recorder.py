@@ -88,9 +88,8 @@ class PrivateGradientRecorder(keras.callbacks.Callback):
             for variable, k in zip(self._sums, chosen, strict=True):
                 variable.assign(sums[k])
 
-        self.model.observe_sums(observe)
-        self.model.current_run.leave_uncovered(
-            f"the private gradients in {self.store.folder.name}"
+        self.model.observe_sums(
+            observe, f"the private gradients in {self.store.folder.name}"
         )
         self._next = self.model.ledger.steps + 1
         self._is_open = True
@@ -110,9 +109,6 @@ class PrivateGradientRecorder(keras.callbacks.Callback):
             self.store.append([v.numpy() / size for v in self._sums], step)
         except OSError as error:
             self._close(f"could not be written: {error}")
-
-    def on_train_end(self, logs=None):
-        self.model.observe_sums(None)
 
     def _close(self, reason):
         self._is_open = False
