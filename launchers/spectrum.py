@@ -95,6 +95,9 @@ class Study:
                 f"Expected ranks from 1 to k = {self.k}, and repeats >= 1, got "
                 f"ranks {self.ranks} and repeats={self.repeats}."
             )
+        if self.gradients is not None:
+            # Before anything is trained.
+            analysis.GradientStore(self.gradients)
 
     def run(self, command):
         """Does what is left, and writes table and figures."""
@@ -348,6 +351,14 @@ def _accuracy(outcomes):
     return canvas
 
 
+def _rank(text):
+    if not text.strip().isdecimal():
+        raise ValueError(
+            f"Expected --ranks of whole numbers, such as 10,20, got {text!r}."
+        )
+    return int(text)
+
+
 def main(argv):
     """Runs as the flags say; returns the exit code."""
     if len(argv) > 1:
@@ -372,7 +383,7 @@ def main(argv):
             max_bytes=int(1e9 * _MAX_GIGABYTES.value),
             k=_K.value,
             iterations=_ITERATIONS.value,
-            ranks=tuple(map(int, _RANKS.value)),
+            ranks=tuple(map(_rank, _RANKS.value)),
             repeats=_REPEATS.value,
         )
         study.run(shlex.join(["tf-dpsub-spectrum", *sys.argv[1:]]))

@@ -121,9 +121,16 @@ def test_a_basis_of_another_model(tmp_path, capsys):
         spectrum._train(own, tmp_path / "other")
 
 
+def test_a_rank_that_is_no_number():
+    with pytest.raises(ValueError, match="--ranks of whole .*got 'a'"):
+        spectrum._rank("a")
+    assert spectrum._rank(" 12") == 12
+
+
 @pytest.mark.parametrize(
     "changes, message",
     [
+        ({"gradients": "nowhere"}, "folder with gradients, got 'nowhere'"),
         ({"ranks": (7,)}, "ranks from 1 to k = 6"),
         ({"ranks": (0,)}, "ranks from 1 to k = 6"),
         ({"repeats": 0}, "repeats >= 1"),
