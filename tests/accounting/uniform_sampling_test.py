@@ -10,6 +10,7 @@ from tf_dpsub import accounting
 SETTING = {"examples": 10_000, "steps": 100_000, "delta": 1e-6}
 
 
+@pytest.mark.slow
 def test_the_setting_of_the_geometric_median():
     sigma = accounting.uniform_noise_multiplier(epsilon=2.0, **SETTING)
     assert sigma == pytest.approx(1.275, abs=2e-3)

@@ -52,7 +52,7 @@ class TestFlags:
     def test_list_names_every_experiment_with_what_it_shows(self, capsys):
         out, code = run_main(capsys, list=True)
         names = [line.split()[0] for line in out.splitlines()]
-        assert names == list(experiments.EXPERIMENTS)
+        assert names == [*experiments.EXPERIMENTS, *experiments.STUDIES]
         assert all(len(line.split()) > 4 for line in out.splitlines())
         assert code == 0
 
