@@ -9,18 +9,34 @@ import warnings
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from launchers import train_config
+from launchers import native_logs, train_config
 
 CONFIG = config_flags.DEFINE_config_file(
     "config", None, "File of the config, such as configs/digits_dpsgd.py."
 )
 
 
-def quiet():
-    """Lets messages be lines without dates, and GPUs be shared."""
+def begin(argv):
+    """Loads TensorFlow, quietly, and says what to train.
+
+    Args:
+        argv: list of string, the arguments beside flags, after the program.
+
+    Returns:
+        The `ml_collections.ConfigDict` of the flags.
+    """
+    if len(argv) > 1:
+        raise app.UsageError(f"Expected flags alone, got {argv[1]!r}.")
     logging.get_absl_handler().setFormatter(None)
     warnings.formatwarning = lambda text, *_: f"warning: {text}\n"
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+    config = CONFIG.value
+    let_flags_decide(config, flags.FLAGS["config"].override_values)
+    with native_logs.dropped():
+        from launchers import experiment
+
+        experiment.devices()
+    return config
 
 
 def let_flags_decide(config, overridden):

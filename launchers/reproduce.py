@@ -11,7 +11,6 @@ unfinished ones are resumed. `--fraction=0.1` runs a tenth of the epochs.
 import difflib
 import functools
 import json
-import os
 import pathlib
 import re
 import shlex
@@ -19,7 +18,13 @@ import sys
 
 from absl import app, flags
 
-from launchers import experiments, figures, run_directory, train_config
+from launchers import (
+    experiments,
+    figures,
+    run_directory,
+    train_config,
+    whole_file,
+)
 from launchers.experiments import progress, results, runner, table
 from launchers.workdir_flag import WORKDIR
 
@@ -279,7 +284,7 @@ def write(experiment, folder, command):
         for name, draw in experiment.figures.items():
             canvas = draw(found)
             if canvas is not None:
-                _replace(
+                whole_file.replace(
                     folder / f"{name}.png",
                     functools.partial(canvas.savefig, format="png"),
                 )
@@ -292,23 +297,15 @@ def write_table(experiment, folder, command):
     as_json = json.dumps(
         results.as_json(found), indent=2, ensure_ascii=False, allow_nan=False
     )
-    _replace(
+    whole_file.replace(
         folder / "table.md",
         lambda path: path.write_text(table.markdown(found, command), "utf-8"),
     )
-    _replace(
+    whole_file.replace(
         folder / "results.json",
         lambda path: path.write_text(as_json + "\n", "utf-8"),
     )
     return found
-
-
-def _replace(path, write):
-    """Writes a file as a whole: whatever stops it leaves the earlier one."""
-    # Others may be at work on other trials of the same experiment.
-    incomplete = path.with_name(f"{path.name}.{os.getpid()}.incomplete")
-    write(incomplete)
-    os.replace(incomplete, path)
 
 
 def _command():

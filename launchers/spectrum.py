@@ -28,7 +28,7 @@ import numpy as np
 from absl import app, flags
 from matplotlib import colormaps, ticker
 
-from launchers import config_flag, figures, native_logs
+from launchers import config_flag, figures
 from launchers.workdir_flag import WORKDIR
 from tf_dpsub import analysis
 
@@ -125,11 +125,17 @@ class Study:
         """Singular values, with directions in `spectrum.npz`."""
         file = self.folder / "spectrum.npz"
         rows, columns = store.shape
-        made_of = [rows, columns, self.k, self.iterations]
+        made_of = f"{rows} gradients in {store.folder.resolve()}, "
+        made_of += f"k = {self.k}, {self.iterations} iterations"
         if file.exists():
             with np.load(file) as arrays:
-                if arrays["made_of"].tolist() == made_of:
+                if str(arrays["made_of"]) == made_of:
                     return {k: arrays[k] for k in arrays if k != "directions"}
+                # What was trained again rests on it.
+                raise ValueError(
+                    f"Expected a new workdir, got {self.folder}, which holds "
+                    f"the spectrum of {arrays['made_of']}, not of {made_of}."
+                )
         print(f"decomposing {rows:,} gradients of {columns:,} numbers")
         whole = analysis.top_singular_values(
             store, self.k, iterations=self.iterations, directions=True
@@ -361,20 +367,13 @@ def _rank(text):
 
 def main(argv):
     """Runs as the flags say; returns the exit code."""
-    if len(argv) > 1:
-        raise app.UsageError(f"Expected flags alone, got {argv[1]!r}.")
-    config_flag.quiet()
-    config = config_flag.CONFIG.value
-    config_flag.let_flags_decide(config, flags.FLAGS["config"].override_values)
-    with native_logs.dropped():
-        from launchers import experiment
-
-        experiment.devices()
-    if not math.isfinite(_MAX_GIGABYTES.value) or _MAX_GIGABYTES.value <= 0:
-        return (
-            f"error: Expected --max_gigabytes > 0, got {_MAX_GIGABYTES.value}."
-        )
+    config = config_flag.begin(argv)
     try:
+        if not 0 < _MAX_GIGABYTES.value < math.inf:
+            raise ValueError(
+                "Expected --max_gigabytes > 0, a number, got "
+                f"{_MAX_GIGABYTES.value}."
+            )
         study = Study(
             config=config,
             folder=pathlib.Path(WORKDIR.value),

@@ -1,5 +1,6 @@
 """What is learned from a data set: labels, or responses to prompts."""
 
+import abc
 import csv
 import io
 import itertools
@@ -16,7 +17,7 @@ def of(loaded):
     return Classification() if loaded.num_classes else Generation()
 
 
-class Task:
+class Task(abc.ABC):
     """What is measured of a model, and how.
 
     Attributes:
@@ -26,13 +27,13 @@ class Task:
         is_share: bool, whether it lies between 0 and 1.
     """
 
+    @abc.abstractmethod
     def loss(self):
         """The loss of an example, for `compile`."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def metrics(self):
         """Metrics for `compile`."""
-        raise NotImplementedError
 
     def last_result(self, model, loaded, directory):
         """What is measured once, of the model that is trained.

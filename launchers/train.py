@@ -11,7 +11,7 @@ The command `tf-dpsub-train` is the same. The fields of a config are those of
 
 from absl import app, flags, logging
 
-from launchers import config_flag, native_logs
+from launchers import config_flag
 from launchers.workdir_flag import WORKDIR
 
 _RESUME = flags.DEFINE_bool(
@@ -21,16 +21,10 @@ _RESUME = flags.DEFINE_bool(
 
 def main(argv):
     """Trains as the flags say; returns the exit code."""
-    if len(argv) > 1:
-        raise app.UsageError(f"Expected flags alone, got {argv[1]!r}.")
-    config_flag.quiet()
-    config = config_flag.CONFIG.value
-    config_flag.let_flags_decide(config, flags.FLAGS["config"].override_values)
-    try:
-        with native_logs.dropped():
-            from launchers import experiment
+    config = config_flag.begin(argv)
+    from launchers import experiment
 
-            experiment.devices()
+    try:
         experiment.train(config, WORKDIR.value, _RESUME.value)
     except ValueError as error:
         # --verbosity=1 shows where it comes from.

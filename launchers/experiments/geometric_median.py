@@ -12,14 +12,13 @@ import itertools
 import json
 import math
 import multiprocessing
-import os
 import statistics
 import time
 
 import numpy as np
 from matplotlib import ticker
 
-from launchers import figures
+from launchers import figures, whole_file
 from launchers.experiments import progress
 from tf_dpsub import accounting, analysis
 
@@ -127,7 +126,7 @@ class GeometricMedian:
         try:
             for point, losses in _each(left, sigma, steps, jobs):
                 held["points"][point.name] = losses
-                _write(file, json.dumps(held, indent=1))
+                _write_text(file, json.dumps(held, indent=1))
         except KeyboardInterrupt:
             print("\nInterrupted; the same command goes on from here.")
             return 130
@@ -142,12 +141,13 @@ class GeometricMedian:
             return
         rows = _rows(done, held["points"])
         text = _table(self.title, rows, held["steps"], sigma, command)
-        _write(folder / "table.md", text)
+        _write_text(folder / "table.md", text)
         with figures.style():
             canvas = _figure(self.title, rows, held["steps"])
-            incomplete = folder / f"loss.{os.getpid()}.incomplete"
-            canvas.savefig(incomplete, format="png")
-            os.replace(incomplete, folder / "loss.png")
+            whole_file.replace(
+                folder / "loss.png",
+                lambda path: canvas.savefig(path, format="png"),
+            )
 
 
 def solve(point, noise_multiplier, steps):
@@ -352,7 +352,5 @@ def _figure(title, rows, steps):
     return canvas
 
 
-def _write(file, text):
-    incomplete = file.with_name(f"{file.name}.{os.getpid()}.incomplete")
-    incomplete.write_text(text, "utf-8")
-    os.replace(incomplete, file)
+def _write_text(file, text):
+    whole_file.replace(file, lambda path: path.write_text(text, "utf-8"))

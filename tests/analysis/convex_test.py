@@ -72,6 +72,14 @@ def test_a_gradient_above_the_bound_is_scaled_down():
     np.testing.assert_allclose(found, [-0.6, -0.8, 0.0])
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e200])
+def test_no_gradient_moves_an_iterate_by_more_than_the_bound(value):
+    found = averaged_sgd(
+        lambda x, i: np.array([value, 1.0, 0.0]), **SETTING | {"steps": 1}
+    )
+    assert np.linalg.norm(found) <= 0.1 * 10.0 * (1 + 1e-12)
+
+
 def test_the_seed_fixes_the_draws():
     changes = {"noise_multiplier": 1.0}
     first, same = (

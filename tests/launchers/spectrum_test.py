@@ -86,6 +86,10 @@ class TestStudy:
         study(done, repeats=2).run("the command")
         assert (done / "table.md").read_text("utf-8") == before
 
+    def test_another_spectrum_needs_another_folder(self, done):
+        with pytest.raises(ValueError, match="Expected a new workdir.*k = 5"):
+            study(done, k=5, ranks=(2,)).run("the command")
+
     def test_of_gradients_that_were_kept_before(self, done, tmp_path):
         gradients = str(done / "record" / "gradients")
         own = study(tmp_path, gradients=gradients, ranks=(2,))

@@ -35,8 +35,9 @@ def averaged_sgd(
     gradient is at most G, so that replacing one example moves it by at most 2 G
     at the steps that draw it: `accounting.uniform_epsilon` is the epsilon of
     these steps. That G bounds gradients is for the caller to know; a gradient
-    that is larger is scaled down to it. With a `seed` noise can be predicted:
-    no guarantee holds against who knows it.
+    that is larger is scaled down to it, and one that is not finite is left out.
+    With a `seed` noise can be predicted: no guarantee holds against who knows
+    it.
 
     Args:
         gradient: function of an iterate `[d]` and the number of an example,
@@ -95,5 +96,9 @@ def averaged_sgd(
 
 
 def _bounded(gradient, most):
-    norm = np.sqrt(gradient @ gradient)
-    return gradient * (most / norm) if norm > most else gradient
+    with np.errstate(over="ignore", invalid="ignore"):
+        norm = np.linalg.norm(gradient)
+    if norm <= most:
+        return gradient
+    # Nothing of an example whose gradient is not finite.
+    return gradient * (most / norm) if np.isfinite(norm) else 0.0

@@ -88,9 +88,10 @@ def top_singular_values(
     else:
         gram, product = None, matrix.times_transpose
         energy = matrix.energy()
-    left = np.random.default_rng(seed).normal(size=(count, k))
+    start = np.random.default_rng(seed).normal(size=(count, k))
+    left, _ = np.linalg.qr(start)
     for _ in range(iterations):
-        left, _ = np.linalg.qr(product(np.linalg.qr(left)[0]))
+        left, _ = np.linalg.qr(product(left))
     squares, rotation = np.linalg.eigh(left.T @ product(left))
     order = np.argsort(squares)[::-1]
     # Rounding can leave those that are zero a little below.
