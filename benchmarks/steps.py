@@ -73,7 +73,7 @@ def step(model, x, y, optimizer, batch):
     if private:
         batches = tf_dpsub.data.PoissonBatches(x, y, batch_size=batch)
         # As large as every batch here: sampling is not what is measured.
-        model._prepare_training(model._distributed(batches).element_spec)
+        model.prepare_training(model._distributed(batches).element_spec)
         dataset = model._dataset_of_batches(dataset)
         model.current_run = _Endless()
         model._charge = lambda steps: None

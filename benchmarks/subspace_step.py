@@ -106,7 +106,7 @@ def gep(repeats):
     public = subspace._gradients
     key = tf.constant([0, 0], tf.int64)
     bases = [[tf.identity(b) for b in blocks] for blocks in subspace._blocks]
-    size = model._microbatch_size
+    size = model.microbatch_size
     parts = [
         {"x": tf.constant(x[i : i + size]), "y": tf.constant(y[i : i + size])}
         | {"real": tf.ones([len(y[i : i + size])])}

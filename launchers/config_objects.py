@@ -207,7 +207,7 @@ def subspace(config, loaded):
         )
     public = ()
     if config.subspace == "PublicSubspace":
-        public = _public_examples(config, loaded)
+        public = public_examples(config, loaded)
     return _construct(kind, config.subspace_kwargs, config.subspace, *public)
 
 
@@ -222,8 +222,16 @@ def _fixed_subspace(basis, rank, **kwargs):
     return subspaces.FixedSubspace(directions[:, :rank], **kwargs)
 
 
-def _public_examples(config, loaded):
-    """Inputs, and labels unless they are to be drawn at random."""
+def public_examples(config, loaded):
+    """What a public subspace is found from, as a config says.
+
+    Args:
+        config: `ml_collections.ConfigDict`.
+        loaded: `tf_dpsub.data.Dataset`.
+
+    Returns:
+        Tuple of inputs, and of labels unless they are to be drawn at random.
+    """
     if config.public_data is not None:
         images = data.load_images(config.public_data, loaded.input_shape)
         wanted = config.public_examples or len(images)
@@ -244,6 +252,30 @@ def _public_examples(config, loaded):
     return loaded.x_public, loaded.y_public
 
 
+def inner_optimizer(config, steps):
+    """Makes the optimizer that is to be private.
+
+    Args:
+        config: `ml_collections.ConfigDict`.
+        steps: int, over which the learning rate follows its schedule.
+
+    Returns:
+        A `keras.optimizers.Optimizer`.
+    """
+    inner = choose(
+        _INNER_OPTIMIZERS, config.inner_optimizer, "an inner optimizer"
+    )
+    schedule = choose(
+        _SCHEDULES, config.learning_rate_schedule, "a learning rate schedule"
+    )
+    return _construct(
+        inner,
+        config.inner_optimizer_kwargs,
+        config.inner_optimizer,
+        schedule(config.learning_rate, steps),
+    )
+
+
 def private_optimizer(config, batches, subspace=None):
     """Makes the optimizer that a config names.
 
@@ -261,12 +293,6 @@ def private_optimizer(config, batches, subspace=None):
     mechanism = choose(
         _PRIVATE_OPTIMIZERS, config.optimizer, "a private optimizer"
     )
-    inner = choose(
-        _INNER_OPTIMIZERS, config.inner_optimizer, "an inner optimizer"
-    )
-    schedule = choose(
-        _SCHEDULES, config.learning_rate_schedule, "a learning rate schedule"
-    )
     steps = config.epochs * batches.steps_per_epoch
     own = _subspace_arguments(config, mechanism, subspace, batches)
 
@@ -275,12 +301,7 @@ def private_optimizer(config, batches, subspace=None):
             mechanism,
             config.optimizer_kwargs,
             config.optimizer,
-            _construct(
-                inner,
-                config.inner_optimizer_kwargs,
-                config.inner_optimizer,
-                schedule(config.learning_rate, steps),
-            ),
+            inner_optimizer(config, steps),
             noise_multiplier=noise_multiplier,
             l2_norm_clip=config.l2_norm_clip,
             batch_size=config.batch_size,

@@ -102,7 +102,7 @@ def _step_on(model, drawn):
     """One step on a padded batch of which `drawn` rows are real."""
     x, y = _data(drawn)
     batch = given_batches.padded(given_batches.named(x, y), 40)
-    model._prepare_training(
+    model.prepare_training(
         tf.nest.map_structure(tf.type_spec_from_value, batch)
     )
     return model.training_step(batch)
@@ -162,7 +162,7 @@ def test_the_running_sum_keeps_the_sensitivity():
         parts = given_batches.named(tf.constant(x), tf.zeros([len(x), 1]))
         batch = given_batches.padded(parts, size)
         if model.training_step is None:
-            model._prepare_training(
+            model.prepare_training(
                 tf.nest.map_structure(tf.type_spec_from_value, batch)
             )
         return float(model.training_step(batch)[0][0, 0])

@@ -339,7 +339,7 @@ def layer_step(model, method, dtype, clip):
         "y": tf.TensorSpec([dpsgd_test.BATCH, *plain.output_shape[1:]]),
         "real": tf.TensorSpec([dpsgd_test.BATCH]),
     }
-    private._prepare_training(batch)
+    private.prepare_training(batch)
     scale = dpsgd_test.LOSS_SCALE.get(dtype, 1.0)
 
     def losses(batch):

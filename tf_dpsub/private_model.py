@@ -346,7 +346,7 @@ class PrivateModel(keras.Model):
             dataset = self._distributed(poisson)
         inputs = None if poisson is None else poisson.inputs
         overlap = self._stated_overlap(inputs)
-        self._prepare_training(given_batches.element_spec(dataset))
+        self.prepare_training(given_batches.element_spec(dataset))
         self.current_run = Run(
             entry=self._ledger_entry(
                 poisson,
@@ -410,10 +410,10 @@ class PrivateModel(keras.Model):
         overlap = self._stated_overlap(data[0])
         batch = given_batches.padded(
             given_batches.named(*data),
-            self._microbatch_size,
+            self.microbatch_size,
             most=self._largest_batch,
         )
-        self._prepare_training(
+        self.prepare_training(
             tree.map_structure(tf.type_spec_from_value, batch)
         )
         self.make_train_function()
@@ -544,7 +544,7 @@ class PrivateModel(keras.Model):
 
     def _distributed(self, poisson):
         """A dataset of Poisson batches: one of its own for each replica."""
-        strategy, multiple = self.distribute_strategy, self._microbatch_size
+        strategy, multiple = self.distribute_strategy, self.microbatch_size
         replicas = strategy.num_replicas_in_sync
         if replicas == 1:
             return poisson.dataset(multiple_of=multiple)
@@ -564,7 +564,7 @@ class PrivateModel(keras.Model):
 
     def _dataset_of_batches(self, dataset):
         dataset = self.preprocessed(dataset)
-        multiple = self._microbatch_size
+        multiple = self.microbatch_size
         tree.map_structure(
             lambda s: given_batches.microbatch_spec(s, multiple),
             dataset.element_spec,
@@ -582,7 +582,8 @@ class PrivateModel(keras.Model):
         )
 
     @property
-    def _microbatch_size(self):
+    def microbatch_size(self):
+        """How many examples a step works through at a time, an int."""
         if self.optimizer.microbatch_size is not None:
             # A batch of one has no axis to follow.
             return max(2, self.optimizer.microbatch_size)
@@ -597,7 +598,7 @@ class PrivateModel(keras.Model):
         What clipping keeps for it follows the batch size of the optimizer.
         """
         return clipping.largest_batch(
-            self.optimizer.batch_size, self._microbatch_size
+            self.optimizer.batch_size, self.microbatch_size
         )
 
     # Accounting.
@@ -688,14 +689,19 @@ class PrivateModel(keras.Model):
 
     # One step.
 
-    def _prepare_training(self, spec):
-        """Builds all state, and the step, once for batches of one kind."""
+    def prepare_training(self, spec):
+        """Builds all state, and the step, once for batches of one kind.
+
+        Args:
+            spec: structure of `tf.TensorSpec` of a batch: a dict of `x`, `y`,
+                `w` where there are weights, and `real`.
+        """
         with self.distribute_strategy.scope():
             self.optimizer.build_for(self)
             self._check_weights_of_optimizer()
             spec = tree.map_structure(
                 lambda s: given_batches.microbatch_spec(
-                    s, self._microbatch_size
+                    s, self.microbatch_size
                 ),
                 spec,
             )

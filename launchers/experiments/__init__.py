@@ -4,6 +4,7 @@ import dataclasses
 
 from launchers.experiments import gep, pdp, rgp, spectrum
 from launchers.experiments.geometric_median import GeometricMedian
+from launchers.experiments.plan_ranking import PlanRanking
 
 # Functions that build a `trials.Experiment` from `Inputs`. The first line of
 # their docstrings says what it shows.
@@ -30,7 +31,7 @@ EXPERIMENTS = {
 
 # Those that train no Keras model: objects with a name, points with names, and
 # a way to run these.
-STUDIES = {study.name: study for study in (GeometricMedian(),)}
+STUDIES = {study.name: study for study in (GeometricMedian(), PlanRanking())}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

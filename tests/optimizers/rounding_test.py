@@ -51,9 +51,9 @@ def released(model, x):
     """What is released of a batch, without noise, one vector for each part."""
     batch = given_batches.padded(
         given_batches.named(x, np.ones((len(x), _OUTPUTS), np.float32)),
-        model._microbatch_size,
+        model.microbatch_size,
     )
-    model._prepare_training(
+    model.prepare_training(
         tf.nest.map_structure(tf.type_spec_from_value, batch)
     )
     optimizer = model.optimizer

@@ -63,7 +63,7 @@ def batch_of(model, x, y=None):
     y = np.ones(len(x)) if y is None else y
     y = np.asarray(y, "float32").reshape(-1, 1)
     return given_batches.padded(
-        given_batches.named(x, y), model._microbatch_size
+        given_batches.named(x, y), model.microbatch_size
     )
 
 
@@ -71,7 +71,7 @@ def attach(model, steps=None):
     """Builds the step of a model, without training it."""
     x = np.zeros([1, model.input_shape[1]])
     specs = tf.nest.map_structure(tf.type_spec_from_value, batch_of(model, x))
-    model._prepare_training(specs)
+    model.prepare_training(specs)
     model.optimizer.begin_run(steps)
     return model
 

@@ -51,7 +51,7 @@ def network(loss, x, y, outputs, plain=None, **arguments):
     model = tf_dpsub.make_private(plain)
     model.compile(dpsgd(**arguments), loss=loss)
     batch = given_batches.padded(given_batches.named(x, y), 4)
-    model._prepare_training(
+    model.prepare_training(
         tf.nest.map_structure(tf.type_spec_from_value, batch)
     )
     return model

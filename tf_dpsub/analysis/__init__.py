@@ -11,6 +11,8 @@ from tf_dpsub.analysis.lipschitz import (
     excess_loss_bound,
     restricted_lipschitz,
 )
+from tf_dpsub.analysis.planner import Candidate, Plan, plan
+from tf_dpsub.analysis.signals import Signal
 from tf_dpsub.analysis.spectra import (
     DecayFit,
     Spectrum,
@@ -19,15 +21,21 @@ from tf_dpsub.analysis.spectra import (
     stable_rank,
     top_singular_values,
 )
+from tf_dpsub.analysis.step_cost import StepCost
 
 __all__ = [
+    "Candidate",
     "DecayFit",
     "GradientStore",
+    "Plan",
+    "Signal",
     "Spectrum",
+    "StepCost",
     "averaged_sgd",
     "decay_exponent",
     "excess_loss_bound",
     "explained_energy",
+    "plan",
     "principal_angles",
     "projection_residual",
     "restricted_lipschitz",

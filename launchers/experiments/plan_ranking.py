@@ -1,0 +1,450 @@
+"""How often the planner is right about which method is more accurate."""
+
+import copy
+import dataclasses
+import itertools
+import json
+import math
+import statistics
+
+from launchers import figures, train_config, whole_file
+
+# Experiments whose trials are ranked, and whether their public examples are
+# too many or too few to stand for the private ones: test examples do then.
+_EXPERIMENTS = {
+    "pdp_mnist": "public",
+    "pdp_fashion_mnist": "public",
+    "pdp_k": "public",
+    "gep_mnist": "test",
+    "gep_mnist_tuned": "test",
+    "gep_cifar10": "test",
+    "rgp_sst2": "test",
+    "rgp_rank": "test",
+}
+# Of the 100 public examples of the private kind, most have to make the basis.
+_FEW = {"held_out": 0.18, "splits": 3}
+# Examples of the test split.
+_MOST = {"rgp_sst2": 256, "rgp_rank": 256}
+_STEPS = {"rgp_sst2": 40, "rgp_rank": 40}
+_DEFAULT_MOST, _DEFAULT_STEPS = 500, 1000
+# What of a config does not tell settings apart that are compared.
+_FREE = (
+    "optimizer",
+    "optimizer_kwargs",
+    "subspace",
+    "subspace_kwargs",
+    "public_data",
+    "public_examples",
+    "random_public_labels",
+    "start_epoch",
+    "l2_norm_clip",
+    "learning_rate",
+    "inner_optimizer_kwargs",
+    "reparametrize",
+    "recorders",
+    "private_gradients_kwargs",
+    "seed",
+)
+# Where a setting ran with one seed, a difference below this is none.
+_ONE_SEED = 0.01
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """An experiment whose trials are ranked.
+
+    Attributes:
+        name: string.
+    """
+
+    name: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Member:
+    """What a method with some rank came to, with its best clip and rate.
+
+    Attributes:
+        method: string, as the planner names it.
+        rank: int or None.
+        accuracies: list of float, one for each seed.
+        config: `ml_collections.ConfigDict`, of one seed.
+    """
+
+    method: str
+    rank: int | None
+    accuracies: list
+    config: object
+
+    @property
+    def name(self):
+        return (
+            self.method if self.rank is None else f"{self.method} {self.rank}"
+        )
+
+    @property
+    def mean(self):
+        return statistics.fmean(self.accuracies)
+
+
+class PlanRanking:
+    """How often the planner is right about which method is more accurate."""
+
+    name = "plan_ranking"
+    title = "The planner's ranking against measured accuracies"
+
+    def points(self):
+        """The experiments, in a list."""
+        return [Point(name) for name in _EXPERIMENTS]
+
+    def run(self, folder, points, *, fraction, jobs, command):
+        """Plans each setting of experiments that ran in the same workdir.
+
+        Args:
+            folder: `pathlib.Path`.
+            points: list of `Point`.
+            fraction: float, share of the simulated steps.
+            jobs: int, not used.
+            command: string, for the table.
+
+        Returns:
+            int, the exit code.
+
+        Raises:
+            ValueError: if none of the experiments has finished trials.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / "pairs.json"
+        held = json.loads(file.read_text("utf-8")) if file.exists() else {}
+        found = 0
+        for point in points:
+            trials = folder.parent / point.name / "trials"
+            for name, members in settings(trials).items():
+                found += 1
+                key = f"{point.name}: {name}"
+                measured = [_as_json(m) for m in members]
+                known = held.get(key)
+                if known is None or known["measured"] != measured:
+                    print(f"planning {key}", flush=True)
+                    planned = _planned(point.name, members, fraction)
+                    held[key] = {"measured": measured, "planned": planned}
+                    _write(file, json.dumps(held, indent=1, ensure_ascii=False))
+        if not found:
+            raise ValueError(
+                "Expected finished trials of at least two methods of one of "
+                f"{', '.join(p.name for p in points)} in {folder.parent}, got "
+                "none. Run these experiments first, in the same workdir."
+            )
+        text = _table(self.title, held, command)
+        _write(folder / "table.md", text)
+        with figures.style():
+            canvas = _figure(self.title, pairs(held))
+            whole_file.replace(
+                folder / "pairs.png",
+                lambda path: canvas.savefig(path, format="png"),
+            )
+        print(f"{folder}/table.md")
+        return 0
+
+
+def settings(folder):
+    """Finished trials by what they share beside the method.
+
+    Args:
+        folder: `pathlib.Path`, with a folder for each trial.
+
+    Returns:
+        dict from the name of a setting to a list of at least two `Member`.
+    """
+    grouped = {}
+    for file in sorted(folder.glob("*/result.json")):
+        result = json.loads(file.read_text("utf-8"))
+        config = _config(result["config"])
+        kind = _kind(config)
+        if kind is None:
+            continue
+        shared = {k: v for k, v in result["config"].items() if k not in _FREE}
+        tuned = json.dumps(
+            [config.l2_norm_clip, config.learning_rate, config.start_epoch]
+        )
+        grouped.setdefault(json.dumps(shared), {}).setdefault(
+            kind, {}
+        ).setdefault(tuned, []).append((result["test_accuracy"], config))
+    found = {}
+    for kinds in grouped.values():
+        members = [_best(*kind, tries) for kind, tries in kinds.items()]
+        if len(members) > 1:
+            found[_name(members[0].config)] = members
+    return found
+
+
+def _best(method, rank, tries):
+    """The clip and learning rate of highest mean accuracy."""
+    runs = max(
+        tries.values(), key=lambda runs: statistics.fmean(a for a, _ in runs)
+    )
+    return Member(
+        method=method,
+        rank=rank,
+        accuracies=[accuracy for accuracy, _ in runs],
+        config=runs[0][1],
+    )
+
+
+def _config(fields):
+    config = train_config.default_config()
+    with config.unlocked():
+        config.update(fields)
+    return config
+
+
+def _kind(config):
+    """The planner's name of a trial's method, and rank; None if it has none."""
+    if config.lora or config.noise_multiplier == 0:
+        return None
+    kwargs = config.optimizer_kwargs
+    rank = config.subspace_kwargs.get("rank")
+    if config.optimizer == "DPSGD":
+        return "DP-SGD", None
+    if config.optimizer == "RGP":
+        if kwargs.get("carriers", "history") != "history":
+            return None
+        return "RGP", config.reparametrize.rank
+    if config.subspace != "PublicSubspace" or rank == "auto":
+        return None
+    if config.optimizer == "ProjectedDPSGD":
+        return "PDP-SGD", rank
+    if config.optimizer == "GEP":
+        return "GEP" if kwargs.get("residual", True) else "B-GEP", rank
+    return None
+
+
+def _name(config):
+    parts = [config.model]
+    if config.model_kwargs.get("activation"):
+        parts.append(f"{config.model_kwargs.activation} units")
+    if config.noise_multiplier is not None:
+        parts.append(f"σ = {config.noise_multiplier:g}")
+    else:
+        parts.append(f"ε = {config.epsilon:g}")
+    parts.append(f"{config.epochs} epochs")
+    return ", ".join(parts)
+
+
+def _as_json(member):
+    return {
+        "method": member.method,
+        "rank": member.rank,
+        "clip": member.config.l2_norm_clip,
+        "accuracies": member.accuracies,
+    }
+
+
+def _planned(experiment, members, fraction):
+    """The alignment of each member, by its name."""
+    from launchers import planning
+
+    # What public examples are, a member with a subspace says.
+    config = copy.deepcopy(
+        next(
+            (m.config for m in members if m.config.subspace), members[0].config
+        )
+    )
+    plain = next((m.config for m in members if m.method == "DP-SGD"), config)
+    config.learning_rate = plain.learning_rate
+    config.l2_norm_clip = plain.l2_norm_clip
+    steps = _STEPS.get(experiment, _DEFAULT_STEPS)
+    found = planning.plan_of(
+        config,
+        _EXPERIMENTS[experiment],
+        _MOST.get(experiment, _DEFAULT_MOST),
+        methods=tuple(dict.fromkeys(m.method for m in members)),
+        clips=sorted({m.config.l2_norm_clip for m in members}),
+        ranks=sorted({m.rank for m in members if m.rank and m.method != "RGP"}),
+        carrier_ranks=sorted({m.rank for m in members if m.method == "RGP"}),
+        simulated_steps=max(1, round(fraction * steps)),
+        measure_cost=False,
+        **(_FEW if _EXPERIMENTS[experiment] == "public" else {}),
+    )
+    alignments = {
+        (c.method, c.rank, c.l2_norm_clip): c.alignment
+        for c in found.candidates
+    }
+    return {
+        m.name: alignments.get((m.method, m.rank, m.config.l2_norm_clip))
+        for m in members
+    }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pair:
+    """Two methods in one setting.
+
+    Attributes:
+        setting: string.
+        names: tuple of two strings.
+        measured: tuple of two floats, mean accuracies.
+        planned: tuple of two floats, alignments.
+        margin: float, below which a measured difference is none.
+    """
+
+    setting: str
+    names: tuple
+    measured: tuple
+    planned: tuple
+    margin: float
+
+    @property
+    def gain(self):
+        """How much more accurate the first method is."""
+        return self.measured[0] - self.measured[1]
+
+    @property
+    def predicted(self):
+        """How much better aligned the first method is."""
+        return self.planned[0] - self.planned[1]
+
+    @property
+    def is_decided(self):
+        return abs(self.gain) > self.margin
+
+    @property
+    def is_right(self):
+        return self.gain * self.predicted > 0
+
+
+def pairs(held):
+    """All pairs of methods of each setting, the first the better aligned."""
+    found = []
+    for setting, both in held.items():
+        known = [
+            (_member_name(m), m["accuracies"], both["planned"][_member_name(m)])
+            for m in both["measured"]
+            if both["planned"][_member_name(m)] is not None
+        ]
+        known.sort(key=lambda member: -member[2])
+        for one, other in itertools.combinations(known, 2):
+            found.append(
+                Pair(
+                    setting=setting,
+                    names=(one[0], other[0]),
+                    measured=tuple(
+                        statistics.fmean(m[1]) for m in (one, other)
+                    ),
+                    planned=(one[2], other[2]),
+                    margin=_margin(one[1], other[1]),
+                )
+            )
+    return found
+
+
+def _member_name(member):
+    if member["rank"] is None:
+        return member["method"]
+    return f"{member['method']} {member['rank']}"
+
+
+def _margin(first, second):
+    """Two standard errors of the difference of two means."""
+    if min(len(first), len(second)) < 2:
+        return _ONE_SEED
+    return 2 * math.sqrt(
+        sum(statistics.variance(v) / len(v) for v in (first, second))
+    )
+
+
+def _table(title, held, command):
+    found = pairs(held)
+    decided = [p for p in found if p.is_decided]
+    right, sure = (sum(p.is_right for p in ps) for ps in (found, decided))
+    first, lost = _choices(held)
+    lines = [
+        f"# {title}",
+        "",
+        "```sh",
+        command,
+        "```",
+        "",
+        f"Of {len(found)} pairs of methods in {len(held)} settings, the "
+        f"planner is right about {right} "
+        f"({100 * right / max(len(found), 1):.0f} %); of the {len(decided)} "
+        "whose accuracies differ by more than two standard errors (one point, "
+        f"where one seed ran), about {sure} "
+        f"({100 * sure / max(len(decided), 1):.0f} %). What it puts first is "
+        f"the most accurate in {first} of {len(held)} settings, and on average "
+        f"{100 * lost:.1f} points below the most accurate.",
+        "",
+        "Of each method and rank, the clip and learning rate that ran best. "
+        "The planner read public examples: 100 of the private kind "
+        "(`pdp_...`), or test examples (others), with the experiment's own "
+        "public images for subspaces.",
+        "",
+        "| setting | better aligned | than | alignments | accuracies (%) | |",
+        "|---|---|---|---|---|---|",
+    ]
+    for pair in found:
+        verdict = "right" if pair.is_right else "wrong"
+        if not pair.is_decided:
+            verdict += ", undecided"
+        lines.append(
+            f"| {pair.setting} | {pair.names[0]} | {pair.names[1]} | "
+            + " / ".join(f"{a:.2f}" for a in pair.planned)
+            + " | "
+            + " / ".join(f"{100 * a:.1f}" for a in pair.measured)
+            + f" | {verdict} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _choices(held):
+    """In how many settings the first choice is best, and what it loses."""
+    first, lost = 0, []
+    for both in held.values():
+        means = {
+            _member_name(m): statistics.fmean(m["accuracies"])
+            for m in both["measured"]
+        }
+        planned = {k: v for k, v in both["planned"].items() if v is not None}
+        chosen = max(planned, key=planned.get)
+        lost.append(max(means.values()) - means[chosen])
+        first += lost[-1] == 0
+    return first, statistics.fmean(lost)
+
+
+def _figure(title, found):
+    canvas = figures.new(6.5, 4.6, title)
+    axes = canvas.subplots()
+    figures.tidy(axes)
+    for is_decided, is_right, label in (
+        (True, True, "right"),
+        (True, False, "wrong"),
+        (False, None, "within two standard errors"),
+    ):
+        own = [
+            p
+            for p in found
+            if p.is_decided == is_decided
+            and (is_right is None or p.is_right == is_right)
+        ]
+        colour = figures.GREY
+        if is_decided:
+            colour = figures.BLUE if is_right else figures.RED
+        axes.plot(
+            [p.predicted for p in own],
+            [100 * p.gain for p in own],
+            color=colour,
+            marker="o" if is_right or not is_decided else "X",
+            linestyle="none",
+            alpha=0.8,
+            label=f"{label} ({len(own)})",
+        )
+    axes.axhline(0, color=figures.GREY, linewidth=1)
+    axes.set_xlim(left=0)
+    axes.set_xlabel("predicted difference of alignments")
+    axes.set_ylabel("measured difference, points")
+    axes.legend(frameon=False)
+    return canvas
+
+
+def _write(file, text):
+    whole_file.replace(file, lambda path: path.write_text(text, "utf-8"))

@@ -1,0 +1,259 @@
+"""Tells which private method suits a model, from public examples alone.
+
+    python launchers/plan.py --config=configs/digits_dpsgd.py \\
+        --config.public_examples=200 --workdir=out/plan
+
+The command `tf-dpsub-plan` is the same. It predicts, for each method, rank and
+clip, the signal-to-noise ratio of a step, and how well the mean of what the run
+releases is aligned with the gradient; measures time and memory of a step;
+recommends a method with its settings, and says why. `plan.json`, `table.md`
+and `plan.png` are written to the workdir.
+
+It reads no private data: of the private examples only their number counts.
+Gradients are those of labelled public examples: of `public_examples` of the
+data set, or, with --labelled=test, of the test split, which is taken to be
+public. Subspaces are made of them as well, unless the config names images as
+`public_data`.
+"""
+
+import dataclasses
+import json
+import math
+import pathlib
+import shlex
+import sys
+
+from absl import app, flags, logging
+from matplotlib import ticker
+
+from launchers import config_flag, figures, whole_file
+from launchers.workdir_flag import WORKDIR
+
+_LABELLED = flags.DEFINE_enum(
+    "labelled", "public", ["public", "test"], "Examples that are looked at."
+)
+_MOST = flags.DEFINE_integer("most", 1000, "How many of these at most.")
+_METHODS = flags.DEFINE_list(
+    "methods", None, "Methods to compare; all, unless given."
+)
+_BATCH_SIZE = flags.DEFINE_string(
+    "batch_size", None, "A number; or auto, for the best. That of the config."
+)
+_RANKS = flags.DEFINE_list("ranks", ["10", "50", "200"], "Ranks of subspaces.")
+_CARRIER_RANKS = flags.DEFINE_list(
+    "carrier_ranks", ["2", "8", "16"], "Ranks of the carriers of RGP."
+)
+_CLIPS = flags.DEFINE_list(
+    "clips", None, "Clips; relative to public gradients, unless given."
+)
+_SIMULATED_STEPS = flags.DEFINE_integer(
+    "simulated_steps", 1000, "Steps on public examples, at most."
+)
+_COST = flags.DEFINE_bool("cost", True, "Measure time and memory of steps.")
+
+_COLOURS = {
+    "DP-SGD": figures.GREY,
+    "PDP-SGD": figures.BLUE,
+    "B-GEP": figures.SKY,
+    "GEP": figures.GREEN,
+    "RGP": figures.ORANGE,
+}
+
+
+def main(argv):
+    """Runs as the flags say; returns the exit code."""
+    config = config_flag.begin(argv)
+    try:
+        found = _planned(config)
+        write(found, config, pathlib.Path(WORKDIR.value), _command())
+    except ValueError as error:
+        return f"error: {error}"
+    return 0
+
+
+def _planned(config):
+    from launchers import planning
+
+    # One line for each mechanism that is tried would be said.
+    logging.get_absl_logger().setLevel("WARNING")
+    given = {}
+    if _METHODS.value is not None:
+        given["methods"] = _METHODS.value
+    if _CLIPS.value is not None:
+        given["clips"] = _numbers("clips", _CLIPS.value, float)
+    if _BATCH_SIZE.value is not None:
+        given["batch_size"] = (
+            None
+            if _BATCH_SIZE.value == "auto"
+            else _numbers("batch_size", [_BATCH_SIZE.value], int)[0]
+        )
+    return planning.plan_of(
+        config,
+        _LABELLED.value,
+        _MOST.value,
+        ranks=_numbers("ranks", _RANKS.value, int),
+        carrier_ranks=_numbers("carrier_ranks", _CARRIER_RANKS.value, int),
+        simulated_steps=_SIMULATED_STEPS.value,
+        measure_cost=_COST.value,
+        **given,
+    )
+
+
+def _numbers(name, texts, kind):
+    try:
+        values = [kind(text) for text in texts]
+    except ValueError:
+        values = []
+    if not values or not all(0 < v < math.inf for v in values):
+        raise ValueError(
+            f"Expected --{name} of positive numbers, got {','.join(texts)!r}."
+        )
+    return values
+
+
+def write(found, config, folder, command):
+    """Writes a plan as JSON, as a table and as a figure, and prints it.
+
+    Args:
+        found: `tf_dpsub.analysis.Plan`.
+        config: `ml_collections.ConfigDict`.
+        folder: `pathlib.Path`.
+        command: string, what made it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    text = markdown(found, config, command)
+    whole_file.replace(
+        folder / "table.md", lambda path: path.write_text(text, "utf-8")
+    )
+    as_json = json.dumps(
+        dataclasses.asdict(found), indent=2, ensure_ascii=False, default=str
+    )
+    whole_file.replace(
+        folder / "plan.json",
+        lambda path: path.write_text(as_json + "\n", "utf-8"),
+    )
+    with figures.style():
+        canvas = draw(found, config)
+        whole_file.replace(
+            folder / "plan.png", lambda path: canvas.savefig(path, format="png")
+        )
+    print(text)
+
+
+def markdown(found, config, command):
+    """A plan as a text: the recommendation, its reasons, all candidates."""
+    chosen = found.recommended
+    lines = [
+        f"# Plan: {config.dataset}, {config.model}",
+        "",
+        "```sh",
+        command,
+        "```",
+        "",
+        f"**{chosen.name}**: clip {chosen.l2_norm_clip:g}, noise multiplier "
+        f"{chosen.noise_multiplier:.4g}, batches of {found.batch_size:,}.",
+        "",
+        *(f"- {reason}" for reason in found.reasons),
+        "",
+        "A prediction from public examples, for the given number of private "
+        "ones; no private example was read.",
+        "",
+        "| method | clip | kept | signal to noise | alignment | ms a step | "
+        "MiB |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for c in sorted(found.candidates, key=lambda c: -c.alignment):
+        time = memory = ""
+        if c.cost is not None:
+            time = f"{1e3 * c.cost.seconds(found.batch_size):.0f}"
+            if c.cost.memory_bytes is not None:
+                memory = f"{c.cost.memory_bytes / 2**20:.0f}"
+        lines.append(
+            f"| {c.name} | {c.l2_norm_clip:g} | {100 * c.kept:.0f} % | "
+            f"{c.snr:.2g} | {c.alignment:.2f} | {time} | {memory} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def draw(found, config):
+    """Alignment by method, by rank, and noise by batch size."""
+    many = len(found.batch_noise) > 1
+    canvas = figures.new(
+        12 if many else 9, 4, f"Plan: {config.dataset}, {config.model}"
+    )
+    grid = canvas.subplots(1, 3 if many else 2)
+    best = found.best[::-1]
+    grid[0].barh(
+        [c.name for c in best],
+        [c.alignment for c in best],
+        color=[_COLOURS[c.method] for c in best],
+    )
+    for place, candidate in enumerate(best):
+        grid[0].text(
+            candidate.alignment + 0.01,
+            place,
+            f"{candidate.alignment:.2f}",
+            va="center",
+            color=figures.INK,
+        )
+    grid[0].set_xlim(0, 1.1)
+    grid[0].set_xlabel("alignment with the gradient, over the run")
+    figures.subtitle(grid[0], "best of each method")
+    _by_rank(grid[1], found)
+    if many:
+        grid[2].loglog(
+            list(found.batch_noise),
+            list(found.batch_noise.values()),
+            color=figures.BLUE,
+            marker="o",
+        )
+        grid[2].axvline(found.batch_size, color=figures.GREY, linestyle="--")
+        grid[2].xaxis.set_major_formatter(ticker.StrMethodFormatter("{x:.0f}"))
+        grid[2].set_xlabel("batch size")
+        figures.subtitle(grid[2], "noise left in the mean over the run")
+    for axes in grid:
+        figures.tidy(axes)
+    grid[0].grid(axis="y", visible=False)
+    return canvas
+
+
+def _by_rank(axes, found):
+    """Alignment of the best clip by the number of directions."""
+    best = {}
+    for c in found.candidates:
+        ranks = best.setdefault(c.method, {})
+        ranks[c.rank] = max(ranks.get(c.rank, 0.0), c.alignment)
+    for method, ranks in best.items():
+        colour = _COLOURS[method]
+        if None in ranks:
+            axes.axhline(
+                ranks[None], color=colour, linestyle="--", label=method
+            )
+            continue
+        axes.plot(
+            sorted(ranks),
+            [ranks[k] for k in sorted(ranks)],
+            color=colour,
+            marker="o",
+            label=method,
+        )
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(ticker.StrMethodFormatter("{x:.0f}"))
+    axes.xaxis.set_minor_formatter(ticker.NullFormatter())
+    axes.set_ylim(0, 1)
+    axes.set_xlabel("rank")
+    axes.legend(frameon=False)
+    figures.subtitle(axes, "alignment by rank")
+
+
+def _command():
+    return shlex.join(["tf-dpsub-plan", *sys.argv[1:]])
+
+
+def run():
+    """Runs the console command `tf-dpsub-plan`."""
+    app.run(main, flags_parser=config_flag.parse_flags)
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,233 @@
+"""The planner, where it is known which method is better."""
+
+import math
+
+import keras
+import numpy as np
+import pytest
+
+from tf_dpsub import accounting, analysis, make_private, optimizers
+from tf_dpsub.analysis import planner, step_cost
+from tf_dpsub.layers import reparametrized_layers
+
+INPUTS, CLASSES = 200, 4
+SETTING = {
+    "loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    "examples": 2000,
+    "delta": 1e-5,
+    "epochs": 2,
+    "batch_size": 100,
+    "ranks": (8,),
+    "carrier_ranks": (2,),
+    "simulated_steps": 20,
+    "points": 3,
+    "measure_cost": False,
+}
+
+
+def model():
+    keras.utils.set_random_seed(0)
+    return keras.Sequential(
+        [keras.Input([INPUTS]), keras.layers.Dense(CLASSES, name="logits")]
+    )
+
+
+def data(dimensions, count=160):
+    """Classes that are told apart in so many dimensions of the inputs."""
+    generator = np.random.default_rng(0)
+    labels = generator.integers(0, CLASSES, count)
+    centres = generator.normal(size=(CLASSES, dimensions))
+    latent = 2 * centres[labels] + generator.normal(size=(count, dimensions))
+    directions = np.linalg.qr(generator.normal(size=(INPUTS, dimensions)))[0]
+    return (latent @ directions.T).astype("float32"), labels
+
+
+def planned(dimensions, **changes):
+    return analysis.plan(model(), *data(dimensions), **SETTING | changes)
+
+
+def by_method(found):
+    return {c.method: c for c in found.best}
+
+
+class TestRanking:
+    def test_a_subspace_is_best_where_gradients_lie_in_one(self):
+        found = planned(2, epsilon=0.05)
+        best = by_method(found)
+        assert found.recommended.method in ("PDP-SGD", "B-GEP")
+        assert best["PDP-SGD"].alignment > best["DP-SGD"].alignment + 0.2
+        assert best["PDP-SGD"].kept > 0.8
+
+    def test_dp_sgd_is_best_where_they_do_not_and_noise_is_low(self):
+        found = planned(INPUTS, epsilon=50.0, ranks=(1,), carrier_ranks=(1,))
+        best = by_method(found)
+        assert best["DP-SGD"].alignment > best["PDP-SGD"].alignment + 0.1
+        assert best["DP-SGD"].alignment > best["RGP"].alignment
+        assert best["PDP-SGD"].kept < best["DP-SGD"].kept
+
+    def test_more_noise_is_worse(self):
+        tight, loose = (planned(20, epsilon=e) for e in (0.2, 5.0))
+        for method, candidate in by_method(tight).items():
+            other = by_method(loose)[method]
+            assert candidate.snr < other.snr
+            assert candidate.alignment < other.alignment + 0.05, method
+
+
+class TestPlan:
+    def test_candidates(self):
+        found = planned(2, epsilon=1.0, clips=(0.5, 1.0), ranks=(4, 8, 500))
+        tried = [(c.method, c.rank, c.l2_norm_clip) for c in found.candidates]
+        # More directions than public examples span are left out.
+        expected = [("DP-SGD", None)] + [
+            (m, k) for m in ("PDP-SGD", "B-GEP", "GEP") for k in (4, 8)
+        ]
+        expected += [("RGP", 2)]
+        assert tried == [(m, k, c) for m, k in expected for c in (0.5, 1.0)]
+        assert [c.alignment for c in found.best] == sorted(
+            (c.alignment for c in found.best), reverse=True
+        )
+        text = "\n".join(found.reasons)
+        assert all(method in text for method in planner.METHODS)
+
+    def test_noise_keeps_the_budget(self):
+        found = planned(2, epsilon=1.0)
+        assert found.steps == 40
+        spent = accounting.epsilon(
+            noise_multiplier=found.noise_multiplier,
+            sampling_rate=0.05,
+            steps=40,
+            delta=1e-5,
+        )
+        assert 0.99 < spent <= 1.0
+        best = by_method(found)
+        sigma = found.noise_multiplier
+        assert best["DP-SGD"].noise_multiplier == pytest.approx(sigma)
+        # Two releases a step.
+        assert best["GEP"].noise_multiplier == pytest.approx(
+            math.sqrt(2) * sigma
+        )
+
+    def test_the_model_is_as_before(self):
+        own = model()
+        before = [w.copy() for w in own.get_weights()]
+        analysis.plan(
+            own, *data(2), epsilon=1.0, **SETTING | {"measure_cost": True}
+        )
+        for old, new in zip(before, own.get_weights()):
+            np.testing.assert_array_equal(old, new)
+        assert not reparametrized_layers(own)
+
+    def test_batch_size_is_the_smallest_that_is_good_enough(self):
+        found = planned(2, epsilon=1.0, batch_size=None, methods=("DP-SGD",))
+        noise = found.batch_noise
+        assert list(noise) == [32, 64, 128, 256]
+        enough = [b for b in noise if noise[b] <= 1.1 * min(noise.values())]
+        assert found.batch_size == min(enough)
+
+    def test_clips_follow_public_gradients(self):
+        found = planned(2, epsilon=1.0, methods=("DP-SGD",))
+        clips = sorted(c.l2_norm_clip for c in found.candidates)
+        np.testing.assert_allclose(
+            clips, np.array([0.1, 0.3, 1]) * found.median_norm, rtol=0.06
+        )
+
+    def test_another_basis(self):
+        """Of examples without a signal: it keeps next to nothing."""
+        generator = np.random.default_rng(1)
+        images = generator.normal(size=(40, INPUTS)).astype("float32")
+        own = planned(2, epsilon=1.0, methods=("PDP-SGD",))
+        other = planned(
+            2, epsilon=1.0, methods=("PDP-SGD",), basis=(images, None)
+        )
+        assert other.best[0].kept < 0.6 * own.best[0].kept
+
+    def test_splits_are_averaged(self):
+        settings = {"epsilon": 1.0, "methods": ("DP-SGD",), "clips": (0.5,)}
+        both = planned(2, splits=2, **settings).candidates[0].signal
+        first, second = (
+            planned(2, seed=seed, **settings).candidates[0].signal
+            for seed in (0, 1)
+        )
+        assert first.gradient != second.gradient
+        # The path of the second differs, by its noise.
+        assert both.noise == pytest.approx(first.noise, rel=0.1)
+        start = min(first.gradient, second.gradient)
+        assert start * 0.7 < both.gradient
+        assert both.gradient != pytest.approx(first.gradient, rel=1e-6)
+
+    def test_costs(self):
+        found = planned(
+            2, epsilon=1.0, methods=("DP-SGD", "PDP-SGD"), measure_cost=True
+        )
+        plain, projected = (
+            next(c.cost for c in found.candidates if c.method == m)
+            for m in ("DP-SGD", "PDP-SGD")
+        )
+        for cost in (plain, projected):
+            assert cost.seconds(200) >= cost.seconds(100) > 0
+        basis = 4 * 8 * (INPUTS + 1) * CLASSES
+        assert projected.state_bytes >= plain.state_bytes + basis
+
+    @pytest.mark.parametrize(
+        "changes, message",
+        [
+            ({"methods": ("SGD",)}, "Expected methods among DP-SGD.* got SGD"),
+            ({"methods": ()}, "got none"),
+            ({"held_out": 1.0}, "Expected 0 < held_out < 1, got 1.0"),
+            ({"epochs": 0}, "Expected epochs >= 1"),
+            ({"noise_multiplier": 1.0}, "one of them None"),
+            ({"held_out": 0.05}, "Expected 16 public examples at least"),
+        ],
+    )
+    def test_wrong_arguments(self, changes, message):
+        with pytest.raises(ValueError, match=message):
+            planned(2, **{"epsilon": 1.0} | changes)
+
+    def test_needs_targets(self):
+        with pytest.raises(ValueError, match="Expected targets.*`basis`"):
+            analysis.plan(model(), data(2)[0], None, epsilon=1.0, **SETTING)
+
+    def test_a_model_without_carriers_has_no_rgp(self):
+        own = keras.Sequential(
+            [
+                keras.Input([6, 2]),
+                keras.layers.LSTM(3),
+                keras.layers.Dense(1),
+            ]
+        )
+        generator = np.random.default_rng(0)
+        found = analysis.plan(
+            own,
+            generator.normal(size=(64, 6, 2)).astype("float32"),
+            generator.normal(size=(64, 1)).astype("float32"),
+            **SETTING
+            | {"loss": "mse", "epsilon": 1.0, "methods": ("DP-SGD", "RGP")},
+        )
+        assert {c.method for c in found.candidates} == {"DP-SGD"}
+
+
+def test_memory_follows_what_a_step_works_in():
+    def cost(width):
+        private = make_private(
+            keras.Sequential(
+                [
+                    keras.Input([width]),
+                    keras.layers.Dense(width, "relu"),
+                    keras.layers.Dense(1),
+                ]
+            )
+        )
+        private.compile(
+            optimizers.DPSGD(
+                "sgd", noise_multiplier=1.0, l2_norm_clip=1.0, batch_size=64
+            ),
+            loss="mse",
+        )
+        x = np.ones([64, width], "float32")
+        return step_cost.measure_step(private, x, x[:, :1])
+
+    small, large = cost(64), cost(2048)
+    assert large.state_bytes == pytest.approx(4 * 2048**2, rel=0.01)
+    # Weights, sums of gradients in float64, and noise.
+    added = large.memory_bytes - small.memory_bytes
+    assert 4 * 4 * 2048**2 < added < 20 * 4 * 2048**2

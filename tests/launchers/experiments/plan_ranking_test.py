@@ -1,0 +1,113 @@
+"""Pairs of methods: who is compared with whom, and who was right."""
+
+import json
+
+import pytest
+
+from launchers import train_config
+from launchers.experiments import plan_ranking
+
+PROJECTED = {
+    "optimizer": "ProjectedDPSGD",
+    "subspace": "PublicSubspace",
+    "public_examples": 64,
+}
+
+
+def write(folder, name, accuracy, **fields):
+    config = train_config.default_config()
+    config.noise_multiplier = 4.0
+    config.public_examples = 64
+    config.batch_size = 256
+    config.epochs = 1
+    config.model_kwargs = {"hidden": (8,)}
+    for field, value in fields.items():
+        config[field] = value
+    path = folder / name
+    path.mkdir(parents=True)
+    result = {"test_accuracy": accuracy, "config": train_config.as_dict(config)}
+    (path / "result.json").write_text(json.dumps(result), "utf-8")
+
+
+def finished(folder):
+    """Of two settings: one with several methods, one with DP-SGD alone."""
+    for seed, accuracy in enumerate((0.5, 0.6)):
+        write(folder, f"dp_{seed}", accuracy, seed=seed)
+        write(
+            folder,
+            f"pdp_{seed}",
+            accuracy + 0.2,
+            seed=seed,
+            subspace_kwargs={"rank": 8},
+            **PROJECTED,
+        )
+    write(folder, "dp_slow", 0.4, learning_rate=0.01)
+    write(folder, "auto", 0.9, subspace_kwargs={"rank": "auto"}, **PROJECTED)
+    write(folder, "other", 0.9, noise_multiplier=1.0)
+
+
+def test_settings(tmp_path):
+    finished(tmp_path)
+    ((name, members),) = plan_ranking.settings(tmp_path).items()
+    assert name == "mlp, σ = 4, 1 epochs"
+    found = {m.name: m.accuracies for m in members}
+    # Of DP-SGD the better learning rate; no rank that the planner cannot try.
+    assert found == {"DP-SGD": [0.5, 0.6], "PDP-SGD 8": [0.7, 0.8]}
+
+
+def held(*planned):
+    return {
+        "setting": {
+            "measured": [
+                {"method": "DP-SGD", "rank": None, "accuracies": [0.5, 0.52]},
+                {"method": "GEP", "rank": 5, "accuracies": [0.6, 0.62]},
+                {"method": "GEP", "rank": 9, "accuracies": [0.61, 0.62]},
+            ],
+            "planned": dict(zip(("DP-SGD", "GEP 5", "GEP 9"), planned)),
+        }
+    }
+
+
+def test_pairs():
+    found = plan_ranking.pairs(held(0.3, 0.7, 0.6))
+    assert [p.names for p in found] == [
+        ("GEP 5", "GEP 9"), ("GEP 5", "DP-SGD"), ("GEP 9", "DP-SGD")
+    ]  # fmt: skip
+    assert [p.is_right for p in found] == [False, True, True]
+    assert [p.is_decided for p in found] == [False, True, True]
+
+
+def test_what_was_not_planned_is_left_out():
+    found = plan_ranking.pairs(held(0.3, 0.7, None))
+    assert [p.names for p in found] == [("GEP 5", "DP-SGD")]
+
+
+@pytest.mark.slow
+def test_study(tmp_path, capsys):
+    finished(tmp_path / "pdp_mnist" / "trials")
+    study = plan_ranking.PlanRanking()
+    arguments = {"fraction": 0.005, "jobs": 1, "command": "the command"}
+    folder = tmp_path / "plan_ranking"
+    assert study.run(folder, study.points(), **arguments) == 0
+    assert "planning pdp_mnist" in capsys.readouterr().out
+    text = (folder / "table.md").read_text("utf-8")
+    assert "Of 1 pairs of methods in 1 settings" in text
+    assert (folder / "pairs.png").stat().st_size > 10_000
+    pairs = json.loads((folder / "pairs.json").read_text("utf-8"))
+    ((_, both),) = pairs.items()
+    assert 0 <= both["planned"]["PDP-SGD 8"] <= 1
+    # Nothing is planned twice.
+    study.run(folder, study.points(), **arguments)
+    assert "planning" not in capsys.readouterr().out
+
+
+def test_needs_finished_trials(tmp_path):
+    study = plan_ranking.PlanRanking()
+    with pytest.raises(ValueError, match="Expected finished trials"):
+        study.run(
+            tmp_path / "plan_ranking",
+            study.points(),
+            fraction=1.0,
+            jobs=1,
+            command="",
+        )

@@ -1,0 +1,158 @@
+"""The planner for a config: what it reads, writes and refuses."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from launchers import plan, planning
+from tests.launchers.train_test import digits_config
+
+ROOT = pathlib.Path(__file__).parents[2]
+QUICK = {"simulated_steps": 5, "points": 2, "measure_cost": False}
+
+
+def config(**changes):
+    return digits_config(
+        **{"model_kwargs": {"hidden": (8,)}, "public_examples": 64} | changes
+    )
+
+
+def run(*flags):
+    return subprocess.run(
+        [sys.executable, ROOT / "launchers" / "plan.py", *map(str, flags)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+    )
+
+
+def arrays(path, **changes):
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(120, 6)).astype("float32")
+    held = {
+        "x_train": x[:80],
+        "y_train": np.arange(80) % 3,
+        "x_test": x[80:],
+        "y_test": np.arange(40) % 3,
+    }
+    np.savez(path, **held | changes)
+    return str(path)
+
+
+def test_reads_no_private_example(tmp_path):
+    """Other private examples, as many: the same plan."""
+    other = np.random.default_rng(1).normal(size=(80, 6)).astype("float32")
+    found = [
+        planning.plan_of(
+            config(dataset=file, public_examples=0, batch_size=16),
+            "test",
+            **QUICK,
+            methods=("DP-SGD", "PDP-SGD"),
+            ranks=(4,),
+        )
+        for file in (
+            arrays(tmp_path / "one.npz"),
+            arrays(
+                tmp_path / "other.npz",
+                x_train=other,
+                y_train=np.zeros(80, int) + np.arange(80) % 3,
+            ),
+        )
+    ]
+    first, second = (
+        [(c.name, c.signal.gradient, c.signal.released) for c in f.candidates]
+        for f in found
+    )
+    assert first == second
+
+
+def test_carriers_are_those_of_the_config():
+    own = {"rank": 4, "exclude": ["logits"]}
+    found = planning.plan_of(
+        config(optimizer="RGP", reparametrize=own),
+        **QUICK,
+        methods=("RGP",),
+        carrier_ranks=(2,),
+    )
+    everything = planning.plan_of(
+        config(), **QUICK, methods=("RGP",), carrier_ranks=(2,)
+    )
+    # The kernel of the last layer, 8 by 10, is not in carriers of rank 2.
+    saved = (
+        found.candidates[0].signal.noise / found.candidates[0].l2_norm_clip ** 2
+    )
+    other = (
+        everything.candidates[0].signal.noise
+        / everything.candidates[0].l2_norm_clip ** 2
+    )
+    # 2 (8 + 10) - 4 numbers instead of 80.
+    assert saved - other == pytest.approx(80 - 32, rel=0.8)
+
+
+@pytest.mark.slow
+class TestProgram:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def done(cls, tmp_path_factory):
+        folder = tmp_path_factory.mktemp("plan")
+        told = run(
+            "--config=configs/digits_dpsgd.py",
+            "--config.public_examples=64",
+            f"--workdir={folder}",
+            "--simulated_steps=10",
+            "--ranks=4,8",
+            "--carrier_ranks=2",
+            "--batch_size=auto",
+        )
+        assert told.returncode == 0, told.stderr
+        return folder, told
+
+    def test_says_what_it_recommends(self, done):
+        folder, told = done
+        found = json.loads((folder / "plan.json").read_text("utf-8"))
+        chosen = found["recommended"]
+        text = (folder / "table.md").read_text("utf-8")
+        assert text in told.stdout
+        assert f"**{chosen['method']}" in text
+        assert "no private example was read" in text
+        rows = [line for line in text.splitlines() if line.startswith("| ")]
+        # Three clips of DP-SGD, of carriers, and of three times two ranks.
+        assert len(rows) == 1 + 3 * (1 + 1 + 6)
+        assert "Per-example gradients" not in told.stderr
+
+    def test_draws(self, done):
+        assert (done[0] / "plan.png").stat().st_size > 10_000
+
+    def test_measures(self, done):
+        found = json.loads((done[0] / "plan.json").read_text("utf-8"))
+        for candidate in found["candidates"]:
+            assert candidate["cost"]["seconds_once"] >= 0
+            assert candidate["cost"]["memory_bytes"] > 0
+
+    @pytest.mark.parametrize(
+        "flags, message",
+        [
+            ([], "Expected labelled public examples, got none"),
+            (["--labelled=test", "--ranks=x"], "Expected --ranks of positive"),
+            (["--labelled=test", "--methods=SGD"], "Expected methods among"),
+        ],
+    )
+    def test_wrong_flags(self, tmp_path, flags, message):
+        told = run(
+            "--config=configs/digits_dpsgd.py", f"--workdir={tmp_path}", *flags
+        )
+        assert told.returncode == 1
+        assert message in told.stderr
+        assert "Traceback" not in told.stderr
+
+
+def test_figure_without_several_batch_sizes():
+    found = planning.plan_of(
+        config(), **QUICK, methods=("DP-SGD", "B-GEP"), ranks=(4,)
+    )
+    assert len(plan.draw(found, config()).axes) == 2

@@ -1,0 +1,122 @@
+"""Time and memory of a private training step, on this machine."""
+
+import dataclasses
+import math
+import pathlib
+import time
+
+import tensorflow as tf
+from keras import tree
+
+_TIMED = 3
+_PAGES = pathlib.Path("/proc/self/smaps_rollup")
+_CLEAR = pathlib.Path("/proc/self/clear_refs")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepCost:
+    """What a step costs, by the size of its batch.
+
+    Attributes:
+        microbatch_size: int.
+        seconds_once: float, what a step takes however large its batch is:
+            refreshes, noise, the inner optimizer.
+        seconds_each: float, what it takes for each microbatch.
+        state_bytes: int, of weights and of the optimizer's state, a basis
+            included.
+        memory_bytes: int, what a step works in: state, and all that it
+            computes; None where that is not known.
+    """
+
+    microbatch_size: int
+    seconds_once: float
+    seconds_each: float
+    state_bytes: int
+    memory_bytes: int | None
+
+    def seconds(self, batch_size):
+        """What a step with an expected batch size takes, a float."""
+        passes = math.ceil(batch_size / self.microbatch_size)
+        return self.seconds_once + passes * self.seconds_each
+
+
+def measure_step(model, x, y):
+    """Measures steps of one and of two microbatches.
+
+    The steps change the weights of the model.
+
+    Args:
+        model: compiled `tf_dpsub.PrivateModel`.
+        x: array, or structure of arrays, public examples; they are repeated
+            where there are too few.
+        y: the same for targets.
+
+    Returns:
+        A `StepCost`.
+    """
+    size = model.microbatch_size
+    count = len(tree.flatten(x)[0])
+    indices = [k % count for k in range(2 * size)]
+    batch = tree.map_structure(
+        lambda a: tf.gather(tf.convert_to_tensor(a), indices), {"x": x, "y": y}
+    )
+    batch["real"] = tf.ones([2 * size])
+    half = batch | {"real": tf.cast(tf.range(2 * size) < size, tf.float32)}
+    model.prepare_training(tree.map_structure(tf.type_spec_from_value, batch))
+
+    @tf.function(autograph=False)
+    def step(data):
+        model.optimizer.prepare(model)
+        model.optimizer.release(model.training_step(data))
+
+    step(half)
+    times = []
+    for part in (half, batch):
+        taken = []
+        for _ in range(_TIMED):
+            start = time.perf_counter()
+            step(part)
+            taken.append(time.perf_counter() - start)
+        times.append(min(taken))
+    each = max(times[1] - times[0], 0.0)
+    return StepCost(
+        microbatch_size=size,
+        seconds_once=max(times[0] - each, 0.0),
+        seconds_each=each,
+        state_bytes=_state_bytes(model),
+        memory_bytes=_memory_of(lambda: step(batch)),
+    )
+
+
+def _state_bytes(model):
+    held = sum(
+        math.prod(v.shape) * tf.as_dtype(v.dtype).size
+        for v in [*model.weights, *model.optimizer.variables]
+    )
+    subspace = getattr(model.optimizer, "subspace", None)
+    if subspace is not None:
+        held += sum(
+            4 * group.size * rank
+            for group, rank in zip(subspace.groups, subspace.ranks)
+        )
+    return held
+
+
+def _memory_of(function):
+    """Memory that a function works in, in bytes; None if not known.
+
+    TensorFlow keeps memory that it once had: the peak of a process says little
+    about one of its functions. Linux tells which pages were touched.
+    """
+    if tf.config.list_logical_devices("GPU"):
+        tf.config.experimental.reset_memory_stats("GPU:0")
+        function()
+        return tf.config.experimental.get_memory_info("GPU:0")["peak"]
+    try:
+        _CLEAR.write_text("1")
+        function()
+        lines = _PAGES.read_text("utf-8").splitlines()
+    except OSError:
+        return None
+    (line,) = (v for v in lines if v.startswith("Referenced:"))
+    return 1024 * int(line.split()[1])
