@@ -185,8 +185,24 @@ def plain_model(config, loaded):
         loaded.input_shape,
         loaded.num_classes,
     )
+    if config.initial_weights is not None:
+        _load_weights(model, config.initial_weights)
     trained_parts.prepare(model, config)
     return model
+
+
+def _load_weights(model, path):
+    """Gives a model the weights of one like it that Keras saved as a whole."""
+    try:
+        model.set_weights(
+            keras.models.load_model(path, compile=False).get_weights()
+        )
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(
+            "Expected initial_weights to name a .keras file with the model of "
+            f"the config, got {path}: {reason}"
+        ) from error
 
 
 def subspace(config, loaded):

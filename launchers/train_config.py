@@ -40,6 +40,11 @@ def default_config():
     config.model = "mlp"
     config.model_kwargs = ml_collections.ConfigDict()
 
+    # A .keras file with such a model, to start from its weights, such as that
+    # of another run. They are taken as public: what they tell about private
+    # examples the epsilon of this run does not cover.
+    config.initial_weights = config_dict.placeholder(str)
+
     # Regular expressions of the paths of layers that are trained; none: all.
     config.trainable_layers = ()
     # Keras's LoRA: `rank`, and `include`, expressions of the paths of layers,

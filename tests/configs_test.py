@@ -155,6 +155,14 @@ def test_digits_calibrates_its_noise_to_a_small_epsilon():
     assert config.epsilon == 2.0
 
 
+def test_sst2_trains_query_and_value_matrices():
+    config = named("sst2_dpsgd")
+    model = config_objects.plain_model(config, LoadedAs(config))
+    shapes = [tuple(v.shape) for v in model.trainable_variables]
+    # Two of each of 6 layers, of 12 heads.
+    assert sorted(shapes) == [(12, 32)] * 12 + [(384, 12, 32)] * 12
+
+
 @pytest.mark.parametrize("stem", ["mnist_dpsgd", "fashion_mnist_dpsgd"])
 def test_mnist_and_fashion_mnist_are_the_setting_of_the_paper(stem):
     config = named(stem)

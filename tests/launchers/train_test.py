@@ -373,6 +373,45 @@ class TestInterruption:
         )
 
 
+class TestInitialWeights:
+    def test_are_those_of_another_run(self, tmp_path):
+        experiment.train(digits_config(epochs=1), tmp_path / "first")
+        file = tmp_path / "first" / "model.keras"
+        trained = keras.models.load_model(file)
+        config = digits_config(initial_weights=str(file))
+        model = config_objects.plain_model(
+            config, config_objects.dataset(config)
+        )
+        for found, expected in zip(
+            model.get_weights(), trained.get_weights(), strict=True
+        ):
+            np.testing.assert_array_equal(found, expected)
+
+    def test_are_taken_as_public(self, tmp_path):
+        experiment.train(digits_config(epochs=1), tmp_path / "first")
+        file = tmp_path / "first" / "model.keras"
+        experiment.train(
+            digits_config(epochs=1, initial_weights=str(file)),
+            tmp_path / "second",
+        )
+        statement = tmp_path / "second" / "privacy_statement.txt"
+        assert "Taken as public: the initial weights" in statement.read_text(
+            "utf-8"
+        )
+
+    @pytest.mark.parametrize("is_there", [True, False])
+    def test_of_another_model_are_refused(self, tmp_path, is_there):
+        file = tmp_path / "model.keras"
+        if is_there:
+            keras.Sequential([keras.Input([3]), keras.layers.Dense(2)]).save(
+                file
+            )
+        with pytest.raises(ValueError, match="Expected initial_weights to"):
+            experiment.train(
+                digits_config(initial_weights=str(file)), tmp_path / "run"
+            )
+
+
 class TestSubspace:
     def test_pdp_sgd_goes_on_where_it_was_interrupted(
         self, tmp_path, monkeypatch, capsys
