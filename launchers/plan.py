@@ -54,9 +54,9 @@ _COST = flags.DEFINE_bool("cost", True, "Measure time and memory of steps.")
 _COLOURS = {
     "DP-SGD": figures.GREY,
     "PDP-SGD": figures.BLUE,
-    "B-GEP": figures.SKY,
+    "B-GEP": figures.ORANGE,
     "GEP": figures.GREEN,
-    "RGP": figures.ORANGE,
+    "RGP": figures.PURPLE,
 }
 
 
@@ -201,16 +201,7 @@ def draw(found, config):
     figures.subtitle(grid[0], "best of each method")
     _by_rank(grid[1], found)
     if many:
-        grid[2].loglog(
-            list(found.batch_noise),
-            list(found.batch_noise.values()),
-            color=figures.BLUE,
-            marker="o",
-        )
-        grid[2].axvline(found.batch_size, color=figures.GREY, linestyle="--")
-        grid[2].xaxis.set_major_formatter(ticker.StrMethodFormatter("{x:.0f}"))
-        grid[2].set_xlabel("batch size")
-        figures.subtitle(grid[2], "noise left in the mean over the run")
+        _by_batch(grid[2], found)
     for axes in grid:
         figures.tidy(axes)
     grid[0].grid(axis="y", visible=False)
@@ -237,13 +228,35 @@ def _by_rank(axes, found):
             marker="o",
             label=method,
         )
-    axes.set_xscale("log")
-    axes.xaxis.set_major_formatter(ticker.StrMethodFormatter("{x:.0f}"))
-    axes.xaxis.set_minor_formatter(ticker.NullFormatter())
+    ranks = {c.rank for c in found.candidates if c.rank is not None}
+    _log_ticks(axes, sorted(ranks))
     axes.set_ylim(0, 1)
     axes.set_xlabel("rank")
     axes.legend(frameon=False)
     figures.subtitle(axes, "alignment by rank")
+
+
+def _by_batch(axes, found):
+    """Noise over the run by the batch size, relative to the least."""
+    least = min(found.batch_noise.values())
+    sizes = sorted(found.batch_noise)
+    axes.plot(
+        sizes,
+        [found.batch_noise[b] / least for b in sizes],
+        color=figures.BLUE,
+        marker="o",
+    )
+    axes.axvline(found.batch_size, color=figures.GREY, linestyle="--")
+    _log_ticks(axes, sizes)
+    axes.set_ylim(bottom=0.95)
+    axes.set_xlabel("batch size")
+    figures.subtitle(axes, "noise in the mean over the run, relative")
+
+
+def _log_ticks(axes, values):
+    axes.set_xscale("log")
+    axes.set_xticks(values, [f"{v:g}" for v in values])
+    axes.xaxis.set_minor_locator(ticker.NullLocator())
 
 
 def _command():

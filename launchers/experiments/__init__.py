@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from launchers.experiments import gep, pdp, rgp, spectrum
+from launchers.experiments import digits, gep, pdp, rgp, spectrum
 from launchers.experiments.geometric_median import GeometricMedian
 from launchers.experiments.plan_ranking import PlanRanking
 
@@ -27,6 +27,7 @@ EXPERIMENTS = {
     "rgp_glue": rgp.glue,
     "rgp_rank": rgp.rank,
     "rgp_residual": rgp.residual,
+    "digits_methods": digits.methods,
 }
 
 # Those that train no Keras model: objects with a name, points with names, and

@@ -1,0 +1,82 @@
+"""All methods side by side, on a data set that takes a minute."""
+
+import functools
+import itertools
+
+from configs import digits_dpsgd
+from launchers.experiments import plots
+from launchers.experiments.trials import Experiment, Trial
+
+_SEEDS = (0, 1, 2)
+_EPSILONS = (0.5, 2, 8)
+_RATES = (0.1, 0.5)
+_PUBLIC = 238
+_RANK, _CARRIER_RANK = 50, 8
+_METHODS = {
+    "DP-SGD": ("dp", {}),
+    "PDP-SGD": ("pdp", {"optimizer": "ProjectedDPSGD"}),
+    "B-GEP": (
+        "bgep",
+        {"optimizer": "GEP", "optimizer_kwargs": {"residual": False}},
+    ),
+    "GEP": (
+        "gep",
+        {"optimizer": "GEP", "optimizer_kwargs": {"residual_norm_clip": 0.2}},
+    ),
+    "RGP": (
+        "rgp",
+        {
+            "optimizer": "RGP",
+            "optimizer_kwargs": {"warmup_steps": 20},
+            "reparametrize": {"rank": _CARRIER_RANK},
+        },
+    ),
+}
+
+
+def methods(inputs):
+    """All methods on digits at ε = 0.5, 2, 8, each with its better rate."""
+    trials = []
+    for seed, epsilon, rate, method in itertools.product(
+        _SEEDS, _EPSILONS, _RATES, _METHODS
+    ):
+        short, fields = _METHODS[method]
+        config = digits_dpsgd.get_config()
+        config.public_examples = _PUBLIC
+        for name, value in fields.items():
+            config[name] = value
+        if config.optimizer in ("ProjectedDPSGD", "GEP"):
+            config.subspace = "PublicSubspace"
+            config.subspace_kwargs = {"rank": _RANK, "method": "gram"}
+        config.epsilon = float(epsilon)
+        config.learning_rate = rate
+        config.seed = seed
+        trials.append(
+            Trial(
+                name=f"epsilon{epsilon:g}_rate{rate:g}_{short}_seed{seed}",
+                labels={
+                    "ε": epsilon,
+                    "method": method,
+                    "learning rate": rate,
+                },
+                config=config,
+            )
+        )
+    return Experiment(
+        name="digits_methods",
+        title="All methods on scikit-learn's digits",
+        trials=tuple(trials),
+        figures={
+            f"training_{rate:g}": functools.partial(
+                plots.training_curves,
+                panel="ε",
+                labels={"learning rate": rate},
+            )
+            for rate in _RATES
+        },
+        notes=(
+            f"{_PUBLIC} of the training examples are public, with their "
+            f"labels; the 1,200 others are private. k = {_RANK}, carriers of "
+            f"rank {_CARRIER_RANK}, clip 1 (residuals 0.2), 30 epochs.",
+        ),
+    )
