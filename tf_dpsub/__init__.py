@@ -10,6 +10,7 @@ __version__ = "0.1.0"
 _MODULES = (
     "accounting",
     "analysis",
+    "auditing",
     "callbacks",
     "data",
     "gradients",

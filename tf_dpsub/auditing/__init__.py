@@ -1,0 +1,25 @@
+"""Attacks on what was trained privately."""
+
+from tf_dpsub.auditing.lower_bounds import (
+    clopper_pearson,
+    epsilon_of_one_run,
+    epsilon_of_rates,
+)
+from tf_dpsub.auditing.membership import (
+    Membership,
+    attack_features,
+    classifier_attack,
+    likelihood_ratio_attack,
+    loss_threshold_attack,
+)
+
+__all__ = [
+    "Membership",
+    "attack_features",
+    "classifier_attack",
+    "clopper_pearson",
+    "epsilon_of_one_run",
+    "epsilon_of_rates",
+    "likelihood_ratio_attack",
+    "loss_threshold_attack",
+]
