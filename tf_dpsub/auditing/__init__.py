@@ -5,6 +5,7 @@ from tf_dpsub.auditing.lower_bounds import (
     epsilon_of_one_run,
     epsilon_of_rates,
 )
+from tf_dpsub.auditing.mechanisms import Claim, Finding, MechanismAudit, claims
 from tf_dpsub.auditing.membership import (
     Membership,
     attack_features,
@@ -14,8 +15,12 @@ from tf_dpsub.auditing.membership import (
 )
 
 __all__ = [
+    "Claim",
+    "Finding",
+    "MechanismAudit",
     "Membership",
     "attack_features",
+    "claims",
     "classifier_attack",
     "clopper_pearson",
     "epsilon_of_one_run",

@@ -1,0 +1,640 @@
+"""Audits of single steps of a mechanism, on gradients that are given.
+
+What a step releases is the noisy sums that its optimizer makes gradients of:
+they are recorded where `privatize` takes them. All checks compare them with
+what the mechanism claims, said here once more, apart from its own code.
+"""
+
+import dataclasses
+import math
+
+import keras
+import numpy as np
+import tensorflow as tf
+from scipy import stats
+
+import tf_dpsub
+from tf_dpsub.auditing.lower_bounds import epsilon_of_rates
+from tf_dpsub.data import given_batches
+from tf_dpsub.optimizers import GEP
+
+# Kernels [inputs, outputs] of the model whose gradients are given.
+_KERNELS = ((6, 4), (5, 3))
+_INPUTS = [p for p, _ in _KERNELS]
+_OUTPUTS = [d for _, d in _KERNELS]
+# Of all tests of one check together: what is right fails so seldom.
+_SIGNIFICANCE = 1e-6
+_LAGS = (1, 2, 3)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What a check came to.
+
+    Attributes:
+        check: string.
+        passed: bool.
+        value: float, what was measured: a share of what is claimed, a
+            distance, a correlation, or a lower bound on epsilon.
+        detail: string, a sentence.
+    """
+
+    check: str
+    passed: bool
+    value: float
+    detail: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Claim:
+    """What a mechanism claims of a part of what it releases.
+
+    Attributes:
+        sensitivity: float, the norm by which one example moves the part.
+        stddev: float, of the noise in each number.
+    """
+
+    sensitivity: float
+    stddev: float
+
+
+def claims(optimizer, parts):
+    """What an optimizer claims of each tensor that it releases.
+
+    Args:
+        optimizer: `tf_dpsub.optimizers.PrivateOptimizer`.
+        parts: int, the number of tensors.
+
+    Returns:
+        List of `Claim`. The sensitivity is that of all tensors with the same
+        claim together.
+    """
+    first = Claim(
+        sensitivity=optimizer.l2_norm_clip,
+        stddev=optimizer.noise_multiplier * optimizer.l2_norm_clip,
+    )
+    if not (isinstance(optimizer, GEP) and optimizer.residual):
+        return [first] * parts
+    clip = optimizer.residual_norm_clip
+    residual = Claim(
+        sensitivity=clip, stddev=optimizer.residual_noise_multiplier * clip
+    )
+    return [first] + [residual] * (parts - 1)
+
+
+class MechanismAudit:
+    """Lets a mechanism make single steps on gradients that are given.
+
+    The model has two kernels, and a loss that is linear in them: the gradient
+    of an example is an outer product of its inputs and its targets for each.
+
+    Args:
+        make_optimizer: function of an inner optimizer and of the number of
+            weights, which returns a `tf_dpsub.optimizers.PrivateOptimizer` with
+            noise, without a seed.
+        carrier_rank: int, for `RGP`, the rank of carriers. Defaults to `None`.
+        batch_size: int, rows of a batch. Defaults to `16`.
+
+    Attributes:
+        optimizer: what `make_optimizer` returned.
+    """
+
+    def __init__(self, make_optimizer, *, carrier_rank=None, batch_size=16):
+        self.batch_size = batch_size
+        model = _linear_model()
+        if carrier_rank is not None:
+            tf_dpsub.layers.reparametrize(model, carrier_rank)
+        self.optimizer = make_optimizer(
+            keras.optimizers.SGD(1.0), model.count_params()
+        )
+        self._model = tf_dpsub.make_private(model)
+        self._model.compile(self.optimizer, loss=_product)
+        empty = self._batch(self.nothing())
+        self._model.prepare_training(
+            tf.nest.map_structure(tf.type_spec_from_value, empty)
+        )
+        self._weights = self._model.trainable_variables
+        self._start = [tf.identity(w) for w in self._weights]
+        self.optimizer.prepare(self._model)
+        shapes = [
+            s.shape
+            for s in self.optimizer.released_sums(
+                self._model.training_step(empty)
+            )
+        ]
+        self._sizes = [math.prod(shape) for shape in shapes]
+        self._claims = claims(self.optimizer, len(shapes))
+        self._many = tf.function(self._traced_steps, autograph=False)
+        self._sums = tf.function(self._traced_sums, autograph=False)
+
+    # What the mechanism does.
+
+    def nothing(self):
+        """A batch of examples without gradients: inputs and targets."""
+        return (
+            np.zeros((self.batch_size, sum(_INPUTS)), np.float32),
+            np.zeros((self.batch_size, sum(_OUTPUTS)), np.float32),
+        )
+
+    def random(self, generator, scale=1.0):
+        """A batch of examples with gradients of about some norm."""
+        x, y = (
+            generator.normal(size=a.shape).astype(np.float32)
+            for a in self.nothing()
+        )
+        norms = np.sqrt(_sq_norms(x, y))[:, None]
+        return x, (y * (scale / norms)).astype(np.float32)
+
+    def released(self, batch, steps, rows=None):
+        """What so many steps on the same batch release, each from the start.
+
+        Args:
+            batch: tuple of inputs and targets.
+            steps: int.
+            rows: int, only so many rows are real. Defaults to `None`, all.
+
+        Returns:
+            Float arrays `[steps, numbers]`, of what is released, in claimed
+            standard deviations of the noise; and `[steps, weights]`, of the
+            gradients that follow.
+        """
+        data = self._batch(batch, rows)
+        released, gradients = self._many(data, tf.constant(steps))
+        return released.numpy().astype(float) / self._stddevs(), (
+            gradients.numpy().astype(float)
+        )
+
+    def sums(self, batch, rows=None):
+        """What would be released of a batch without noise.
+
+        Returns:
+            List of float64 vectors, one for each part.
+        """
+        found = self._sums(self._batch(batch, rows))
+        return [np.ravel(s).astype(float) for s in found]
+
+    def _traced_sums(self, data):
+        return self.optimizer.released_sums(self._model.training_step(data))
+
+    def _traced_steps(self, data, steps):
+        numbers = sum(self._sizes)
+        weights = sum(math.prod(w.shape) for w in self._weights)
+        written = [
+            tf.TensorArray(tf.float32, steps, element_shape=[size])
+            for size in (numbers, weights)
+        ]
+
+        def body(k, released, gradients):
+            for w, start in zip(self._weights, self._start):
+                w.assign(start)
+            noisy = self._step(data)
+            moved = [s - w for s, w in zip(self._start, self._weights)]
+            return (
+                k + 1,
+                released.write(k, _flat(noisy)),
+                gradients.write(k, _flat(moved)),
+            )
+
+        _, *written = tf.while_loop(
+            lambda k, *_: k < steps,
+            body,
+            (tf.constant(0), *written),
+            parallel_iterations=1,
+        )
+        for w, start in zip(self._weights, self._start):
+            w.assign(start)
+        return [array.stack() for array in written]
+
+    def _step(self, data):
+        """One step, and the noisy sums that it made gradients of."""
+        optimizer, seen = self.optimizer, []
+        privatize = optimizer.privatize
+
+        def recorded(noisy_sums):
+            seen.append(noisy_sums)
+            return privatize(noisy_sums)
+
+        object.__setattr__(optimizer, "privatize", recorded)
+        try:
+            optimizer.prepare(self._model)
+            optimizer.release(self._model.training_step(data))
+        finally:
+            object.__delattr__(optimizer, "privatize")
+        (noisy,) = seen
+        return noisy
+
+    def _batch(self, batch, rows=None):
+        data = given_batches.padded(
+            given_batches.named(*batch), self._model.microbatch_size
+        )
+        if rows is not None:
+            is_real = tf.range(data["real"].shape[0]) < rows
+            data["real"] *= tf.cast(is_real, tf.float32)
+        return data
+
+    def _stddevs(self):
+        return np.repeat([c.stddev for c in self._claims], self._sizes)
+
+    # Checks.
+
+    def check_noise(self, steps=2000):
+        """Whether each number that is released has the noise that is claimed.
+
+        The sum of squares of each over steps is that of so many standard
+        normal numbers, all of them together are distributed as such, and no two
+        of them, in a step or in steps that follow each other, are correlated.
+
+        Args:
+            steps: int. Defaults to `2000`.
+
+        Returns:
+            List of `Finding`.
+        """
+        z, _ = self.released(self.nothing(), steps)
+        return [_variance(z), _distribution(z), _independence(z)]
+
+    def check_restart(self, other, steps=500):
+        """Whether the noise of another audit, a process anew, is another.
+
+        Args:
+            other: `MechanismAudit` of the same mechanism.
+            steps: int. Defaults to `500`.
+
+        Returns:
+            List of one `Finding`.
+        """
+        pairs = [a.released(self.nothing(), steps)[0] for a in (self, other)]
+        correlation = _correlation(*pairs)
+        return [
+            Finding(
+                check="restart",
+                passed=_is_likely(correlation, pairs[0].size, 1),
+                value=correlation,
+                detail=f"The noise of two starts is correlated by "
+                f"{correlation:.4f}.",
+            )
+        ]
+
+    def check_divisor(self, steps=2000):
+        """Whether gradients are divided by a number that is public.
+
+        With one real row fewer the noise in the gradients has to be the same.
+
+        Args:
+            steps: int. Defaults to `2000`.
+
+        Returns:
+            List of one `Finding`.
+        """
+        empty, few = self.nothing(), max(1, self.batch_size - 1)
+        variances = [
+            np.mean(self.released(empty, steps, rows)[1] ** 2)
+            for rows in (None, few)
+        ]
+        ratio = variances[1] / variances[0] if variances[0] else math.inf
+        # Sums of squares of as many normal numbers as are released.
+        spread = 2 / math.sqrt(steps * sum(self._sizes))
+        limit = stats.norm.isf(_SIGNIFICANCE / 2) * spread
+        return [
+            Finding(
+                check="divisor",
+                passed=abs(math.log(ratio)) < limit,
+                value=float(ratio),
+                detail=f"With {few} rows instead of {self.batch_size} the "
+                f"gradient's noise has {ratio:.4f} times the variance.",
+            )
+        ]
+
+    def check_sensitivity(self, cases=300, seed=0):
+        """Whether one example moves what is released by what is claimed.
+
+        Neighbouring batches are drawn of kinds that are hard: gradients that
+        are huge, tiny, zero, not finite, denormal, repeated, of one kernel
+        alone, as large as the clip, or such that rounding of sums differs. From
+        the worst of them the search goes on by changing it.
+
+        Args:
+            cases: int, pairs of batches. Defaults to `300`.
+            seed: int. Defaults to `0`.
+
+        Returns:
+            List of one `Finding`.
+        """
+        generator = np.random.default_rng(seed)
+        worst, worst_batch = 0.0, None
+        for k in range(cases):
+            if worst_batch is not None and k % 3 == 2:
+                batch = _mutated(worst_batch, generator)
+            else:
+                batch = _hard_batch(self, generator, k)
+            moved = self._movement(batch)
+            if not moved <= worst:
+                worst, worst_batch = moved, batch
+            if math.isnan(worst):
+                break
+        return [
+            Finding(
+                check="sensitivity",
+                passed=worst <= 1,
+                value=worst,
+                detail=f"Of {cases} pairs of batches, one example moves what "
+                f"is released by at most {worst:.6f} of what is claimed.",
+            )
+        ]
+
+    def _movement(self, batch):
+        """How far the last example moves each part, in its sensitivity."""
+        with_it = self.sums(batch)
+        without = self.sums(batch, len(batch[0]) - 1)
+        moved = {}
+        for claim, a, b in zip(self._claims, with_it, without):
+            moved[claim] = moved.get(claim, 0.0) + float(np.sum((a - b) ** 2))
+        return max(math.sqrt(m) / c.sensitivity for c, m in moved.items())
+
+    def check_epsilon(self, *, delta=1e-5, runs=4000, confidence=0.999):
+        """Whether an attacker proves no more than the claimed epsilon.
+
+        Half of the runs of one step have an example with a huge gradient, half
+        do not; the attacker knows all else, and looks along the direction in
+        which the example moves what is released.
+
+        Args:
+            delta: float. Defaults to `1e-5`.
+            runs: int, of each kind. Defaults to `4000`.
+            confidence: float, of the bound. Defaults to `0.999`.
+
+        Returns:
+            List of one `Finding`.
+        """
+        batch = self.canary()
+        direction = self._shift(batch)
+        shift = np.linalg.norm(direction)
+        claimed = tf_dpsub.accounting.epsilon(
+            noise_multiplier=self.optimizer.effective_noise_multiplier,
+            sampling_rate=1.0,
+            steps=1,
+            delta=delta,
+            accountant="pld",
+        )
+        bound = 0.0
+        if shift > 0:
+            inside, outside = (
+                self.released(batch, runs, rows)[0] @ (direction / shift)
+                for rows in (None, self.batch_size - 1)
+            )
+            threshold = _best_threshold(shift, runs, delta, confidence)
+            bound = epsilon_of_rates(
+                int(np.sum(inside >= threshold)),
+                len(inside),
+                int(np.sum(outside >= threshold)),
+                len(outside),
+                delta=delta,
+                confidence=confidence,
+            )
+        return [
+            Finding(
+                check="epsilon",
+                passed=bound <= claimed,
+                value=bound,
+                detail=f"An attacker proves ε ≥ {bound:.3f}, of ε = "
+                f"{claimed:.3f} claimed, at δ = {delta:g}.",
+            )
+        ]
+
+    def canary(self, tries=100, seed=0):
+        """A batch with one huge gradient, of its last example.
+
+        Of some directions the one that moves most, in claimed noise.
+        """
+        generator = np.random.default_rng(seed)
+        found, most = None, -1.0
+        for _ in range(tries):
+            x, y = self.nothing()
+            x[-1], y[-1] = (
+                1e3 * generator.normal(size=a.shape[1]) for a in (x, y)
+            )
+            shift = np.linalg.norm(self._shift((x, y)))
+            if shift > most:
+                found, most = (x, y), shift
+        return found
+
+    def _shift(self, batch):
+        """How the last example moves what is released, in claimed noise."""
+        with_it, without = (
+            np.concatenate(self.sums(batch, rows))
+            for rows in (None, self.batch_size - 1)
+        )
+        return (with_it - without) / self._stddevs()
+
+    def run(self, *, steps=2000, cases=300, runs=4000):
+        """All checks but that of a restart.
+
+        Returns:
+            List of `Finding`.
+        """
+        return [
+            *self.check_noise(steps),
+            *self.check_divisor(steps),
+            *self.check_sensitivity(cases),
+            *self.check_epsilon(runs=runs),
+        ]
+
+
+def _linear_model():
+    inputs = keras.Input([sum(_INPUTS)])
+    outputs, start = [], 0
+    for k, (p, d) in enumerate(_KERNELS):
+        layer = keras.layers.Dense(
+            d, use_bias=False, kernel_initializer="ones", name=f"kernel{k}"
+        )
+        outputs.append(layer(inputs[:, start : start + p]))
+        start += p
+    return keras.Model(inputs, keras.layers.Concatenate()(outputs))
+
+
+def _product(y_true, y_pred):
+    return keras.ops.sum(y_true * y_pred, -1)
+
+
+def _sq_norms(x, y):
+    """Squared norms of the gradients of examples, over both kernels."""
+    parts = zip(
+        np.split(x, np.cumsum(_INPUTS)[:-1], 1),
+        np.split(y, np.cumsum(_OUTPUTS)[:-1], 1),
+    )
+    return sum((a**2).sum(1) * (b**2).sum(1) for a, b in parts)
+
+
+def _flat(tensors):
+    return tf.concat(
+        [tf.reshape(tf.cast(t, tf.float32), [-1]) for t in tensors], 0
+    )
+
+
+# Statistics of what should be standard normal numbers, [steps, numbers].
+
+
+def _variance(z):
+    steps, numbers = z.shape
+    sums = np.sum(z**2, 0)
+    tails = np.minimum(stats.chi2.cdf(sums, steps), stats.chi2.sf(sums, steps))
+    worst = int(np.argmin(tails))
+    return Finding(
+        check="variance",
+        passed=bool(tails[worst] > _SIGNIFICANCE / (2 * numbers)),
+        value=float(sums[worst] / steps),
+        detail=f"Of {numbers} numbers, the noise in number {worst} has "
+        f"{sums[worst] / steps:.3f} times the claimed variance; those of all "
+        f"are {sums.min() / steps:.3f} to {sums.max() / steps:.3f}.",
+    )
+
+
+def _distribution(z):
+    statistic, p_value = stats.kstest(z.ravel(), "norm")
+    return Finding(
+        check="distribution",
+        passed=bool(p_value > _SIGNIFICANCE),
+        value=float(statistic),
+        detail=f"Kolmogorov–Smirnov distance {statistic:.4f}, p = "
+        f"{p_value:.2g}.",
+    )
+
+
+def _independence(z):
+    """Correlations of numbers in a step, and with those of later steps."""
+    steps, numbers = z.shape
+    scaled = z / np.maximum(np.sqrt(np.mean(z**2, 0)), 1e-30)
+    largest, tests = 0.0, 0
+    for lag in (0, *_LAGS):
+        products = scaled[lag:].T @ scaled[: steps - lag] / (steps - lag)
+        if lag == 0:
+            np.fill_diagonal(products, 0.0)
+        largest = max(largest, float(np.abs(products).max()))
+        tests += products.size
+    return Finding(
+        check="independence",
+        passed=_is_likely(largest, steps, tests),
+        value=largest,
+        detail=f"Among {tests:,} pairs of numbers, of one step and of up to "
+        f"{max(_LAGS)} steps later, the largest correlation is {largest:.3f}.",
+    )
+
+
+def _correlation(first, second):
+    products = np.sum(first * second)
+    sizes = math.sqrt(np.sum(first**2) * np.sum(second**2))
+    return float(products / sizes) if sizes else 0.0
+
+
+def _is_likely(correlation, samples, tests):
+    """Whether the largest of many correlations may be one by chance."""
+    limit = stats.norm.isf(_SIGNIFICANCE / (2 * tests))
+    # A little more: of products of normal numbers, not of normal ones.
+    return bool(abs(correlation) * math.sqrt(samples) < 1.2 * limit)
+
+
+def _best_threshold(shift, runs, delta, confidence):
+    """The threshold that is expected to prove most, of two normal scores."""
+
+    def expected(threshold):
+        counts = [
+            round(runs * stats.norm.sf(threshold - mean)) for mean in (shift, 0)
+        ]
+        return epsilon_of_rates(
+            counts[0], runs, counts[1], runs, delta=delta, confidence=confidence
+        )
+
+    return max(np.linspace(-3, shift + 3, 121), key=expected)
+
+
+# Batches whose last example is hard.
+
+
+def _hard_batch(audit, generator, k):
+    x, y = audit.random(generator, _scale(audit, generator))
+    kinds = (
+        _huge, _tiny, _denormal, _not_finite, _one_kernel, _repeated,
+        _at_the_clip, _alternating, _nothing_else, _opposed,
+    )  # fmt: skip
+    return kinds[k % len(kinds)](audit, x, y, generator)
+
+
+def _scale(audit, generator):
+    clip = audit.optimizer.l2_norm_clip
+    return clip * float(generator.choice([1e-3, 0.5, 1.0, 3.0, 1e3, 1e8]))
+
+
+def _huge(audit, x, y, generator):
+    x[-1] *= np.float32(generator.choice([1e6, 1e15, 1e18]))
+    return x, y
+
+
+def _tiny(audit, x, y, generator):
+    y[-1] *= np.float32(1e-18)
+    return x, y
+
+
+def _denormal(audit, x, y, generator):
+    x[-1] = np.float32(1e-42)
+    y[-1] = np.float32(generator.choice([1.0, 1e-3, 1e30]))
+    return x, y
+
+
+def _not_finite(audit, x, y, generator):
+    x[-1, int(generator.integers(x.shape[1]))] = generator.choice(
+        [np.nan, np.inf, -np.inf, 3e38]
+    )
+    return x, y
+
+
+def _one_kernel(audit, x, y, generator):
+    x[-1, : _INPUTS[0]] = 0
+    x[-1] *= np.float32(1e3)
+    return x, y
+
+
+def _repeated(audit, x, y, generator):
+    x[:], y[:] = x[-1], y[-1]
+    return x, y
+
+
+def _at_the_clip(audit, x, y, generator):
+    """Norms as near to the clip as floats are, on either side."""
+    norms = np.sqrt(_sq_norms(x.astype(float), y.astype(float)))
+    nudge = 1 + generator.choice([-1, 0, 1]) * 2.0**-23
+    y *= (audit.optimizer.l2_norm_clip * nudge / norms)[:, None]
+    return x, y.astype(np.float32)
+
+
+def _alternating(audit, x, y, generator):
+    """Rows whose float32 sum is rounded anew by each."""
+    x[:], y[:] = x[:1], y[:1]
+    y[::2] *= np.float32(1 + 2.0**-11)
+    y[-1] *= np.float32(2.0)
+    return x, y
+
+
+def _nothing_else(audit, x, y, generator):
+    x[:-1] = 0
+    return x, y
+
+
+def _opposed(audit, x, y, generator):
+    x[:-1] = -x[-1] / np.float32(len(x) - 1)
+    y[:-1] = y[-1]
+    return x, y
+
+
+def _mutated(batch, generator):
+    """A batch near one that was bad."""
+    x, y = (a.copy() for a in batch)
+    rows = slice(-1, None) if generator.random() < 0.5 else slice(None)
+    part = x if generator.random() < 0.5 else y
+    size = generator.choice([2.0**-20, 1e-3, 0.3])
+    with np.errstate(all="ignore"):
+        part[rows] *= (
+            1 + size * generator.normal(size=part[rows].shape)
+        ).astype(np.float32)
+        if generator.random() < 0.3:
+            part[rows] *= np.float32(generator.choice([0.5, 2.0, 100.0]))
+    return x, y
