@@ -1,5 +1,10 @@
 """Attacks on what was trained privately."""
 
+from tf_dpsub.auditing.canaries import (
+    OneRun,
+    audit_by_gradients,
+    audit_one_run,
+)
 from tf_dpsub.auditing.lower_bounds import (
     clopper_pearson,
     epsilon_of_one_run,
@@ -19,7 +24,10 @@ __all__ = [
     "Finding",
     "MechanismAudit",
     "Membership",
+    "OneRun",
     "attack_features",
+    "audit_by_gradients",
+    "audit_one_run",
     "claims",
     "classifier_attack",
     "clopper_pearson",

@@ -1,0 +1,157 @@
+"""Canaries in one run: what they prove of right and of wrong claims."""
+
+import math
+
+import numpy as np
+import pytest
+
+from tests.auditing.mechanisms_test import WithHalfTheNoise
+from tf_dpsub import optimizers
+from tf_dpsub.auditing import audit_by_gradients, audit_one_run
+from tf_dpsub.subspaces import RandomSubspace
+
+CANARIES = 400
+
+
+def settings(**changes):
+    return {
+        "noise_multiplier": 1.0,
+        "l2_norm_clip": 0.5,
+        "batch_size": CANARIES,
+    } | changes
+
+
+def randomized_response(epsilon):
+    def train(is_in):
+        generator = np.random.default_rng(1)
+        right = generator.random(len(is_in)) < 1 / (1 + math.exp(-epsilon))
+        said = np.where(right, is_in, ~is_in)
+        return said + 1e-3 * generator.random(len(is_in)), epsilon
+
+    return train
+
+
+class TestOneRun:
+    def test_proves_most_of_what_randomized_response_tells(self):
+        found = audit_one_run(randomized_response(2.0), 20_000, delta=0.0)
+        assert found.passed
+        assert 1.8 < found.bound <= 2.0
+
+    def test_a_wrong_claim_is_caught(self):
+        def train(is_in):
+            return randomized_response(2.0)(is_in)[0], 1.0
+
+        assert not audit_one_run(train, 20_000, delta=0.0).passed
+
+    def test_abstaining_leaves_the_sure_ones(self):
+        def train(is_in):
+            """Sure of a tenth, and guessing about the others."""
+            sure = np.arange(len(is_in)) % 10 == 0
+            signs = np.where(is_in, 1.0, -1.0)
+            noise = np.random.default_rng(2).normal(size=len(is_in))
+            return np.where(sure, 9 * signs, noise), math.inf
+
+        all_of_them = audit_one_run(train, 1000, delta=0.0)
+        few = audit_one_run(train, 1000, delta=0.0, guesses=80)
+        assert few.correct == few.guesses == 80
+        assert few.bound > 3 > 1 > all_of_them.bound
+
+    def test_coins_are_fair_and_seeded(self):
+        seen = []
+
+        def train(is_in):
+            seen.append(is_in)
+            return np.zeros(len(is_in)), 1.0
+
+        for seed in (0, 0, 1):
+            audit_one_run(train, 10_000, delta=0.0, seed=seed)
+        np.testing.assert_array_equal(seen[0], seen[1])
+        assert np.mean(seen[0]) == pytest.approx(0.5, abs=0.02)
+        assert np.mean(seen[0] == seen[2]) == pytest.approx(0.5, abs=0.02)
+
+    @pytest.mark.parametrize("guesses", [1, 11])
+    def test_wrong_guesses(self, guesses):
+        with pytest.raises(ValueError, match="Expected 2 <= guesses"):
+            audit_one_run(
+                randomized_response(1.0), 10, delta=0.0, guesses=guesses
+            )
+
+    def test_wrong_scores(self):
+        with pytest.raises(ValueError, match="Expected a score for each"):
+            audit_one_run(lambda is_in: ([0.0], 1.0), 10, delta=0.0)
+
+
+class TestGradients:
+    """Every batch holds all examples: a step has epsilon 4.4."""
+
+    def test_a_run_is_attacked_with_success(self):
+        found = audit_by_gradients(
+            lambda inner, weights: optimizers.DPSGD(inner, **settings()),
+            canaries=CANARIES,
+            guesses=100,
+        )
+        assert found.passed
+        assert found.claimed == pytest.approx(4.38, abs=0.02)
+        assert found.bound > 0.7
+
+    def test_half_the_noise_is_caught(self):
+        """Of a claim of 1.0 the noise of 4.4 proves more."""
+        found = audit_by_gradients(
+            lambda inner, weights: WithHalfTheNoise(
+                inner, **settings(noise_multiplier=3.0)
+            ),
+            canaries=4000,
+            guesses=400,
+        )
+        honest = audit_by_gradients(
+            lambda inner, weights: optimizers.DPSGD(
+                inner, **settings(noise_multiplier=3.0)
+            ),
+            canaries=4000,
+            guesses=400,
+        )
+        assert honest.passed
+        assert found.bound > honest.bound
+
+    def test_sampling_counts(self):
+        """Of what a tenth of the batches tell little is proved."""
+        found = audit_by_gradients(
+            lambda inner, weights: optimizers.DPSGD(
+                inner, **settings(batch_size=40)
+            ),
+            canaries=CANARIES,
+            epochs=2,
+        )
+        assert found.passed
+        assert found.claimed < 5
+
+    @pytest.mark.parametrize("method", ["ProjectedDPSGD", "GEP", "B-GEP"])
+    def test_subspaces(self, method):
+        def make(inner, weights):
+            subspace = RandomSubspace(rank=weights // 2)
+            own = settings(batch_size=weights)
+            if method == "ProjectedDPSGD":
+                return optimizers.ProjectedDPSGD(
+                    inner, subspace=subspace, **own
+                )
+            if method == "B-GEP":
+                return optimizers.GEP(
+                    inner, subspace=subspace, residual=False, **own
+                )
+            return optimizers.GEP(
+                inner, subspace=subspace, residual_norm_clip=0.1, **own
+            )
+
+        found = audit_by_gradients(make, canaries=100)
+        assert found.passed
+
+    def test_carriers(self):
+        found = audit_by_gradients(
+            lambda inner, weights: optimizers.RGP(
+                inner, **settings(), carriers="random"
+            ),
+            canaries=CANARIES,
+            carrier_rank=1,
+        )
+        assert found.passed
+        assert found.claimed == pytest.approx(4.38, abs=0.02)
