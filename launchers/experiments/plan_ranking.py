@@ -22,8 +22,9 @@ _EXPERIMENTS = {
     "rgp_sst2": "test",
     "rgp_rank": "test",
 }
-# Of the 100 public examples of the private kind, most have to make the basis.
-_FEW = {"held_out": 0.18, "splits": 3}
+# Of few public examples enough have to be left to make the basis.
+_HELD_OUT = {"pdp_fashion_mnist": 0.28}
+_SPLITS = 3
 # Examples of the test split.
 _MOST = {"rgp_sst2": 256, "rgp_rank": 256}
 _STEPS = {"rgp_sst2": 40, "rgp_rank": 40}
@@ -265,7 +266,8 @@ def _planned(experiment, members, fraction):
         carrier_ranks=sorted({m.rank for m in members if m.method == "RGP"}),
         simulated_steps=max(1, round(fraction * steps)),
         measure_cost=False,
-        **(_FEW if _EXPERIMENTS[experiment] == "public" else {}),
+        held_out=_HELD_OUT.get(experiment, 0.5),
+        splits=_SPLITS if _EXPERIMENTS[experiment] == "public" else 1,
     )
     alignments = {
         (c.method, c.rank, c.l2_norm_clip): c.alignment

@@ -183,6 +183,39 @@ class TestPlan:
         with pytest.raises(ValueError, match=message):
             planned(2, **{"epsilon": 1.0} | changes)
 
+    def test_gradients_without_a_common_direction(self):
+        """Targets that have nothing to do with the inputs."""
+        generator = np.random.default_rng(3)
+        x = generator.normal(size=(40, INPUTS)).astype("float32")
+        x -= x.mean(0)
+        y = np.where(np.arange(40) % 2, 1.0, -1.0)[:, None]
+        own = keras.Sequential(
+            [
+                keras.Input([INPUTS]),
+                keras.layers.Dense(
+                    1, use_bias=False, kernel_initializer="zeros"
+                ),
+            ]
+        )
+        changes = {"loss": "mse", "methods": ("DP-SGD",), "points": 1}
+        found = []
+        for seed in range(4):
+            try:
+                analysis.plan(
+                    own,
+                    x,
+                    generator.permutation(y),
+                    epsilon=1.0,
+                    **SETTING | changes | {"seed": seed},
+                )
+                found.append(None)
+            except ValueError as error:
+                found.append(str(error))
+        told = [f for f in found if f]
+        # The estimate of its energy is below zero as often as above.
+        assert told
+        assert all("Expected public examples whose" in f for f in told)
+
     def test_needs_targets(self):
         with pytest.raises(ValueError, match="Expected targets.*`basis`"):
             analysis.plan(model(), data(2)[0], None, epsilon=1.0, **SETTING)

@@ -280,6 +280,7 @@ def plan(
                 )
             model.set_weights(weights)
         candidates = search.candidates(measure_cost)
+        _check_gradient(candidates)
     finally:
         model.set_weights(weights)
     found = Plan(
@@ -352,6 +353,16 @@ def _split(x, y, held_out, seed):
         for part in map(take, np.split(looked_at, _BATCHES))
     ]
     return take(trained), batches
+
+
+def _check_gradient(candidates):
+    """All share the gradient: what is known of it depends on the examples."""
+    if candidates and not candidates[0].signal.gradient > 0:
+        raise ValueError(
+            "Expected public examples whose gradients have a direction in "
+            "common, got none that so few show. Hold out more of them "
+            "(held_out), or average over splits."
+        )
 
 
 class _Search:
