@@ -298,7 +298,7 @@ class MechanismAudit:
         return [
             Finding(
                 check="divisor",
-                passed=abs(math.log(ratio)) < limit,
+                passed=bool(abs(math.log(ratio)) < limit),
                 value=float(ratio),
                 detail=f"With {few} rows instead of {self.batch_size} the "
                 f"gradient's noise has {ratio:.4f} times the variance.",

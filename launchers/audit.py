@@ -1,0 +1,373 @@
+"""Attacks every mechanism, and says whether its claims hold.
+
+    python launchers/audit.py --workdir=out/audit
+
+The command `tf-dpsub-audit` is the same. Single steps are audited on gradients
+that are given: the noise of each number, its independence, the divisor, by how
+much one example moves what is released, and what an attacker proves of a step
+with ε = 1. Whole runs are audited by canaries with huge gradients, and by
+membership inference on scikit-learn's digits. `--long` takes 10,000 pairs of
+batches and more runs, which is for a release. `table.md`, `audit.json` and
+`audit.png` are written to the workdir; the exit code is 1 if a claim fails.
+"""
+
+import dataclasses
+import json
+import math
+import pathlib
+import shlex
+import sys
+import time
+
+import numpy as np
+from absl import app, flags, logging
+
+from launchers import figures, native_logs, whole_file
+from launchers.workdir_flag import WORKDIR
+
+_MECHANISMS = flags.DEFINE_list(
+    "mechanisms", None, "Which to audit; all, unless given."
+)
+_LONG = flags.DEFINE_bool("long", False, "Take as many cases as for a release.")
+_MEMBERSHIP = flags.DEFINE_bool(
+    "membership", True, "Train on digits, and infer who was trained on."
+)
+_DELTA = 1e-5
+_STEP_EPSILON = 1.0
+_CLIP, _RESIDUAL_CLIP = 0.7, 0.2
+_RANK, _CARRIER_RANK = 5, 2
+# Of runs on digits.
+_RUN_EPSILON, _EPOCHS, _BATCH_SIZE = 8.0, 40, 100
+NAMES = (
+    "DP-SGD",
+    "PDP-SGD",
+    "PDP-SGD, ambient",
+    "GEP",
+    "B-GEP",
+    "RGP",
+    "RGP-random",
+    "DP-PowerSGD",
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """How much is done.
+
+    Attributes:
+        steps: int, whose noise is looked at.
+        cases: int, pairs of neighbouring batches.
+        runs: int, of one step, with and without an example.
+        canaries: int, in one run.
+    """
+
+    steps: int
+    cases: int
+    runs: int
+    canaries: int
+
+
+SHORT = Sizes(steps=1000, cases=300, runs=2000, canaries=500)
+LONG = Sizes(steps=10_000, cases=10_000, runs=50_000, canaries=5000)
+
+
+def maker(name, epsilon, *, batch_size, sampling_rate=1.0, steps=1):
+    """A function that makes an optimizer with a budget.
+
+    Args:
+        name: string, one of `NAMES`.
+        epsilon: float, the budget.
+        batch_size: int.
+        sampling_rate: float. Defaults to `1`.
+        steps: int. Defaults to `1`.
+
+    Returns:
+        Function of an inner optimizer and of the number of weights.
+    """
+    from tf_dpsub import accounting, optimizers, subspaces
+
+    effective = accounting.noise_multiplier(
+        epsilon=epsilon,
+        delta=_DELTA,
+        sampling_rate=sampling_rate,
+        steps=steps,
+        accountant="pld",
+    )
+    settings = {
+        "noise_multiplier": effective,
+        "l2_norm_clip": _CLIP,
+        "batch_size": batch_size,
+    }
+    if name == "GEP":
+        # Two releases, which together have the effective one.
+        settings["noise_multiplier"] = math.sqrt(2) * effective
+        settings["residual_norm_clip"] = _RESIDUAL_CLIP
+    kinds = {
+        "DP-SGD": (optimizers.DPSGD, {}),
+        "PDP-SGD": (optimizers.ProjectedDPSGD, {}),
+        "PDP-SGD, ambient": (optimizers.ProjectedDPSGD, {"noise": "ambient"}),
+        "GEP": (optimizers.GEP, {}),
+        "B-GEP": (optimizers.GEP, {"residual": False}),
+        "RGP": (optimizers.RGP, {"warmup_steps": 5}),
+        "RGP-random": (optimizers.RGP, {"carriers": "random"}),
+        "DP-PowerSGD": (optimizers.DPPowerSGD, {"rank": _CARRIER_RANK}),
+    }
+    make, own = kinds[name]
+
+    def made(inner, weights):
+        changes = dict(own)
+        if issubclass(make, (optimizers.ProjectedDPSGD, optimizers.GEP)):
+            changes["subspace"] = subspaces.RandomSubspace(
+                rank=max(_RANK, weights // 10)
+            )
+        return make(inner, **settings, **changes)
+
+    return made
+
+
+def audited(name, sizes, membership=True):
+    """What the audit of one mechanism came to, as what JSON can hold.
+
+    Args:
+        name: string, one of `NAMES`.
+        sizes: `Sizes`.
+        membership: bool, whether models are trained on digits. Defaults to
+            `True`.
+    """
+    from tf_dpsub import auditing
+
+    began = time.monotonic()
+    is_rgp = name.startswith("RGP")
+    step = auditing.MechanismAudit(
+        maker(name, _STEP_EPSILON, batch_size=16),
+        carrier_rank=_CARRIER_RANK if is_rgp else None,
+    )
+    findings = step.run(steps=sizes.steps, cases=sizes.cases, runs=sizes.runs)
+    run = auditing.audit_by_gradients(
+        maker(name, _STEP_EPSILON, batch_size=sizes.canaries),
+        canaries=sizes.canaries,
+        delta=_DELTA,
+        guesses=max(2, sizes.canaries // 5),
+        carrier_rank=1 if is_rgp else None,
+        confidence=0.999,
+    )
+    findings.append(
+        auditing.Finding(
+            check="one run",
+            passed=run.passed,
+            value=run.bound,
+            detail=f"Of {run.canaries:,} canaries in one run {run.correct} of "
+            f"{run.guesses} guesses are right: ε ≥ {run.bound:.3f}, of ε = "
+            f"{run.claimed:.3f} claimed.",
+        )
+    )
+    found = {
+        "mechanism": name,
+        "claimed_epsilon": _STEP_EPSILON,
+        "findings": [dataclasses.asdict(f) for f in findings],
+        "passed": all(f.passed for f in findings),
+    }
+    if membership:
+        found["membership"] = dataclasses.asdict(attacked(name))
+    found["seconds"] = time.monotonic() - began
+    return found
+
+
+def attacked(name=None):
+    """Membership inference on digits.
+
+    Args:
+        name: string, one of `NAMES`; None for training that is not private.
+
+    Returns:
+        A `tf_dpsub.auditing.Membership`, of the loss threshold attack.
+    """
+    import keras
+    import tensorflow as tf
+
+    import tf_dpsub
+    from tf_dpsub import auditing
+
+    loaded = tf_dpsub.data.load("digits")
+    half = len(loaded.y_train) // 2
+    members, others = (
+        (loaded.x_train[part], loaded.y_train[part])
+        for part in (slice(0, half), slice(half, 2 * half))
+    )
+    keras.utils.set_random_seed(0)
+    model = tf_dpsub.models.get(
+        "mlp", loaded.input_shape, loaded.num_classes, hidden=(128,)
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    inner = keras.optimizers.SGD(0.5, momentum=0.9)
+    if name is None:
+        model.compile(inner, loss)
+        model.fit(*members, batch_size=32, epochs=_EPOCHS, verbose=0)
+    else:
+        if name.startswith("RGP"):
+            tf_dpsub.layers.reparametrize(model, _CARRIER_RANK)
+        private = tf_dpsub.make_private(model)
+        make = maker(
+            name,
+            _RUN_EPSILON,
+            batch_size=_BATCH_SIZE,
+            sampling_rate=_BATCH_SIZE / half,
+            steps=_EPOCHS * math.ceil(half / _BATCH_SIZE),
+        )
+        private.compile(make(inner, model.count_params()), loss)
+        private.fit(*members, epochs=_EPOCHS, verbose=0)
+    losses = [
+        keras.losses.sparse_categorical_crossentropy(
+            y, tf.convert_to_tensor(model.predict(x, verbose=0)), True
+        ).numpy()
+        for x, y in (members, others)
+    ]
+    return auditing.loss_threshold_attack(*losses)
+
+
+def write(results, plain, folder, command):
+    """Writes what was found as JSON, as a table and as a figure.
+
+    Args:
+        results: list of what `audited` returned.
+        plain: `tf_dpsub.auditing.Membership` without privacy, or None.
+        folder: `pathlib.Path`.
+        command: string, what made it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    text = markdown(results, plain, command)
+    whole_file.replace(
+        folder / "table.md", lambda path: path.write_text(text, "utf-8")
+    )
+    as_json = {
+        "mechanisms": results,
+        "not_private": None if plain is None else dataclasses.asdict(plain),
+    }
+    whole_file.replace(
+        folder / "audit.json",
+        lambda path: path.write_text(
+            json.dumps(as_json, indent=2, ensure_ascii=False) + "\n", "utf-8"
+        ),
+    )
+    with figures.style():
+        canvas = draw(results)
+        whole_file.replace(
+            folder / "audit.png",
+            lambda path: canvas.savefig(path, format="png"),
+        )
+    print(text)
+
+
+def markdown(results, plain, command):
+    """The table, with what failed first."""
+    lines = ["# Audit", "", "```sh", command, "```", ""]
+    failed = [
+        f"- **{r['mechanism']}**, {f['check']}: {f['detail']}"
+        for r in results
+        for f in r["findings"]
+        if not f["passed"]
+    ]
+    lines += failed or ["All claims hold."]
+    lines += [
+        "",
+        f"Steps claim ε = {_STEP_EPSILON:g} at δ = {_DELTA:g}, without "
+        "sampling; bounds hold with 99.9 %. Variance: of the noise, the number "
+        "furthest from what is claimed. Movement: by which one example moves "
+        "what is released, the most that was found, of what is claimed.",
+        "",
+        "| mechanism | variance | movement | ε of one step ≥ | ε of one run ≥ "
+        "| membership | AUC |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for result in results:
+        value = {f["check"]: f["value"] for f in result["findings"]}
+        lines.append(
+            f"| {result['mechanism']} | {value['variance']:.3f} | "
+            f"{value['sensitivity']:.6f} | {value['epsilon']:.2f} | "
+            f"{value['one run']:.2f} | {_shares(result.get('membership'))} |"
+        )
+    if plain is not None:
+        shares = _shares(dataclasses.asdict(plain))
+        lines.append(f"| not private | | | | | {shares} |")
+        lines += [
+            "",
+            "Membership: right answers of the loss threshold attack on digits, "
+            f"with its 95 % interval; private runs have ε = {_RUN_EPSILON:g}. "
+            "Guessing has 50 %.",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _shares(membership):
+    if membership is None:
+        return " | "
+    low, high = membership["interval"]
+    return (
+        f"{100 * membership['success']:.1f} % ({100 * low:.1f} to "
+        f"{100 * high:.1f}) | {membership['auc']:.3f}"
+    )
+
+
+def draw(results):
+    """What attackers prove, beside what is claimed."""
+    canvas = figures.new(8, 0.45 * len(results) + 1.6, "Lower bounds on ε")
+    axes = canvas.subplots()
+    figures.tidy(axes)
+    places = np.arange(len(results))[::-1]
+    for check, shift, colour in (
+        ("epsilon", 0.18, figures.BLUE),
+        ("one run", -0.18, figures.ORANGE),
+    ):
+        bounds = [
+            next(f["value"] for f in r["findings"] if f["check"] == check)
+            for r in results
+        ]
+        label = {"epsilon": "one step, many runs", "one run": "one run"}[check]
+        axes.barh(places + shift, bounds, 0.34, color=colour, label=label)
+    axes.axvline(
+        _STEP_EPSILON, color=figures.RED, linestyle="--", label="claimed"
+    )
+    axes.set_yticks(places, [r["mechanism"] for r in results])
+    axes.set_xlim(0, 1.2 * _STEP_EPSILON)
+    axes.set_xlabel("ε that is proved")
+    axes.grid(axis="y", visible=False)
+    canvas.legend(loc="outside right upper", frameon=False)
+    return canvas
+
+
+def main(argv):
+    """Runs as the flags say; returns the exit code."""
+    if len(argv) > 1:
+        raise app.UsageError(f"Expected flags alone, got {argv[1]!r}.")
+    names = _MECHANISMS.value or NAMES
+    unknown = [name for name in names if name not in NAMES]
+    if WORKDIR.value is None or unknown:
+        wrong = f"mechanisms {', '.join(unknown)}" if unknown else "no workdir"
+        return (
+            f"error: Expected --workdir, and --mechanisms among "
+            f"{', '.join(NAMES)}, got {wrong}."
+        )
+    logging.get_absl_handler().setFormatter(None)
+    logging.get_absl_logger().setLevel("WARNING")
+    with native_logs.dropped():
+        import tensorflow as tf
+
+        tf.config.list_physical_devices()
+    results = []
+    for name in names:
+        print(f"auditing {name}", flush=True)
+        sizes = LONG if _LONG.value else SHORT
+        results.append(audited(name, sizes, _MEMBERSHIP.value))
+    plain = attacked() if _MEMBERSHIP.value else None
+    command = shlex.join(["tf-dpsub-audit", *sys.argv[1:]])
+    write(results, plain, pathlib.Path(WORKDIR.value), command)
+    return 0 if all(r["passed"] for r in results) else 1
+
+
+def run():
+    """Runs the console command `tf-dpsub-audit`."""
+    app.run(main)
+
+
+if __name__ == "__main__":
+    run()

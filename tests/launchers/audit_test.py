@@ -1,0 +1,85 @@
+"""The program that audits: what it finds, writes and refuses."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from launchers import audit
+from tests.auditing.mechanisms_test import CHECKS, WithHalfTheNoise
+from tf_dpsub import optimizers
+
+ROOT = pathlib.Path(__file__).parents[2]
+TINY = audit.Sizes(steps=200, cases=30, runs=200, canaries=40)
+
+
+def run(*flags):
+    return subprocess.run(
+        [sys.executable, ROOT / "launchers" / "audit.py", *map(str, flags)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("name", audit.NAMES)
+def test_every_mechanism_keeps_its_claims(name):
+    found = audit.audited(name, TINY, membership=False)
+    assert [f["check"] for f in found["findings"]] == [*CHECKS, "one run"]
+    assert found["passed"], found["findings"]
+
+
+def test_a_failure_is_named_first(tmp_path, monkeypatch):
+    monkeypatch.setattr(optimizers, "DPSGD", WithHalfTheNoise)
+    found = audit.audited("DP-SGD", TINY, membership=False)
+    assert not found["passed"]
+    audit.write([found], None, tmp_path, "the command")
+    text = (tmp_path / "table.md").read_text("utf-8")
+    assert "**DP-SGD**, variance: Of 39 numbers" in text
+    assert "All claims hold" not in text
+
+
+@pytest.mark.slow
+class TestMembership:
+    def test_of_a_model_that_is_not_private(self):
+        found = audit.attacked()
+        assert found.success > 0.5
+
+    def test_of_a_private_one(self):
+        private = audit.attacked("DP-SGD")
+        # e^8 allows much; what is seen is next to nothing.
+        assert private.success < 0.6
+        assert private.examples == 718
+
+
+@pytest.mark.slow
+def test_program(tmp_path):
+    told = run(
+        f"--workdir={tmp_path}", "--mechanisms=DP-SGD,RGP", "--nomembership"
+    )
+    assert told.returncode == 0, told.stderr
+    assert "Traceback" not in told.stderr
+    text = (tmp_path / "table.md").read_text("utf-8")
+    assert "All claims hold." in text
+    assert text in told.stdout
+    held = json.loads((tmp_path / "audit.json").read_text("utf-8"))
+    names = [r["mechanism"] for r in held["mechanisms"]]
+    assert names == ["DP-SGD", "RGP"]
+    assert (tmp_path / "audit.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        ([], "got no workdir"),
+        (["--workdir=x", "--mechanisms=SGD"], "got mechanisms SGD"),
+    ],
+)
+def test_wrong_flags(flags, message):
+    told = run(*flags)
+    assert told.returncode == 1
+    assert message in told.stderr
+    assert "Traceback" not in told.stderr
