@@ -236,25 +236,17 @@ def write(results, plain, folder, command):
     """
     folder.mkdir(parents=True, exist_ok=True)
     text = markdown(results, plain, command)
-    whole_file.replace(
-        folder / "table.md", lambda path: path.write_text(text, "utf-8")
-    )
+    whole_file.write_text(folder / "table.md", text)
     as_json = {
         "mechanisms": results,
         "not_private": None if plain is None else dataclasses.asdict(plain),
     }
-    whole_file.replace(
+    whole_file.write_text(
         folder / "audit.json",
-        lambda path: path.write_text(
-            json.dumps(as_json, indent=2, ensure_ascii=False) + "\n", "utf-8"
-        ),
+        json.dumps(as_json, indent=2, ensure_ascii=False) + "\n",
     )
     with figures.style():
-        canvas = draw(results)
-        whole_file.replace(
-            folder / "audit.png",
-            lambda path: canvas.savefig(path, format="png"),
-        )
+        whole_file.write_figure(folder / "audit.png", draw(results))
     print(text)
 
 

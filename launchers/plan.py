@@ -122,21 +122,13 @@ def write(found, config, folder, command):
     """
     folder.mkdir(parents=True, exist_ok=True)
     text = markdown(found, config, command)
-    whole_file.replace(
-        folder / "table.md", lambda path: path.write_text(text, "utf-8")
-    )
+    whole_file.write_text(folder / "table.md", text)
     as_json = json.dumps(
         dataclasses.asdict(found), indent=2, ensure_ascii=False, default=str
     )
-    whole_file.replace(
-        folder / "plan.json",
-        lambda path: path.write_text(as_json + "\n", "utf-8"),
-    )
+    whole_file.write_text(folder / "plan.json", as_json + "\n")
     with figures.style():
-        canvas = draw(found, config)
-        whole_file.replace(
-            folder / "plan.png", lambda path: canvas.savefig(path, format="png")
-        )
+        whole_file.write_figure(folder / "plan.png", draw(found, config))
     print(text)
 
 

@@ -9,7 +9,6 @@ unfinished ones are resumed. `--fraction=0.1` runs a tenth of the epochs.
 """
 
 import difflib
-import functools
 import json
 import pathlib
 import re
@@ -284,10 +283,7 @@ def write(experiment, folder, command):
         for name, draw in experiment.figures.items():
             canvas = draw(found)
             if canvas is not None:
-                whole_file.replace(
-                    folder / f"{name}.png",
-                    functools.partial(canvas.savefig, format="png"),
-                )
+                whole_file.write_figure(folder / f"{name}.png", canvas)
 
 
 def write_table(experiment, folder, command):
@@ -297,14 +293,8 @@ def write_table(experiment, folder, command):
     as_json = json.dumps(
         results.as_json(found), indent=2, ensure_ascii=False, allow_nan=False
     )
-    whole_file.replace(
-        folder / "table.md",
-        lambda path: path.write_text(table.markdown(found, command), "utf-8"),
-    )
-    whole_file.replace(
-        folder / "results.json",
-        lambda path: path.write_text(as_json + "\n", "utf-8"),
-    )
+    whole_file.write_text(folder / "table.md", table.markdown(found, command))
+    whole_file.write_text(folder / "results.json", as_json + "\n")
     return found
 
 

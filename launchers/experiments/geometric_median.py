@@ -126,7 +126,7 @@ class GeometricMedian:
         try:
             for point, losses in _each(left, sigma, steps, jobs):
                 held["points"][point.name] = losses
-                _write_text(file, json.dumps(held, indent=1))
+                whole_file.write_text(file, json.dumps(held, indent=1))
         except KeyboardInterrupt:
             print("\nInterrupted; the same command goes on from here.")
             return 130
@@ -141,13 +141,10 @@ class GeometricMedian:
             return
         rows = _rows(done, held["points"])
         text = _table(self.title, rows, held["steps"], sigma, command)
-        _write_text(folder / "table.md", text)
+        whole_file.write_text(folder / "table.md", text)
         with figures.style():
             canvas = _figure(self.title, rows, held["steps"])
-            whole_file.replace(
-                folder / "loss.png",
-                lambda path: canvas.savefig(path, format="png"),
-            )
+            whole_file.write_figure(folder / "loss.png", canvas)
 
 
 def solve(point, noise_multiplier, steps):
@@ -350,7 +347,3 @@ def _figure(title, rows, steps):
         labelcolor=figures.INK,
     )
     return canvas
-
-
-def _write_text(file, text):
-    whole_file.replace(file, lambda path: path.write_text(text, "utf-8"))

@@ -130,7 +130,9 @@ class PlanRanking:
                     print(f"planning {key}", flush=True)
                     planned = _planned(point.name, members, fraction)
                     held[key] = {"measured": measured, "planned": planned}
-                    _write(file, json.dumps(held, indent=1, ensure_ascii=False))
+                    whole_file.write_text(
+                        file, json.dumps(held, indent=1, ensure_ascii=False)
+                    )
         if not found:
             raise ValueError(
                 "Expected finished trials of at least two methods of one of "
@@ -138,13 +140,10 @@ class PlanRanking:
                 "none. Run these experiments first, in the same workdir."
             )
         text = _table(self.title, held, command)
-        _write(folder / "table.md", text)
+        whole_file.write_text(folder / "table.md", text)
         with figures.style():
             canvas = _figure(self.title, pairs(held))
-            whole_file.replace(
-                folder / "pairs.png",
-                lambda path: canvas.savefig(path, format="png"),
-            )
+            whole_file.write_figure(folder / "pairs.png", canvas)
         print(f"{folder}/table.md")
         return 0
 
@@ -447,7 +446,3 @@ def _figure(title, found):
     axes.set_ylabel("measured difference, points")
     axes.legend(frameon=False)
     return canvas
-
-
-def _write(file, text):
-    whole_file.replace(file, lambda path: path.write_text(text, "utf-8"))
