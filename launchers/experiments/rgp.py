@@ -146,7 +146,7 @@ _SST2 = {
             "lora": {"rank": 8, "include": ("transformer_layer",)},
         },
     ),
-    "DP-SGD": _Method(short="dp", fields={"learning_rate": 2e-4}),
+    "DP-SGD": _Method(short="dp", fields={"learning_rate": 1e-3}),
 }
 
 _SST2_NOTES = (
@@ -227,7 +227,7 @@ def sst2(inputs):
         },
         notes=(
             *_SST2_NOTES,
-            "Learning rates are 5e-4 for carriers, 2e-4 for DP-SGD, 3e-4 for "
+            "Learning rates are 5e-4 for carriers, 1e-3 for DP-SGD, 3e-4 for "
             "full and 1e-3 for LoRA, which single runs suggested; no grid was "
             "searched.",
             _LORA_NOTE,
