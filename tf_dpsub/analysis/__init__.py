@@ -1,4 +1,9 @@
-"""Of what dimension gradients are: tools for a user's own model."""
+"""Of what dimension gradients are: tools for a user's own model.
+
+What trains is loaded when it is first used: the rest needs no TensorFlow.
+"""
+
+import importlib
 
 from tf_dpsub.analysis.convex import averaged_sgd
 from tf_dpsub.analysis.distances import (
@@ -11,8 +16,6 @@ from tf_dpsub.analysis.lipschitz import (
     excess_loss_bound,
     restricted_lipschitz,
 )
-from tf_dpsub.analysis.planner import Candidate, Plan, plan
-from tf_dpsub.analysis.signals import Signal
 from tf_dpsub.analysis.spectra import (
     DecayFit,
     Spectrum,
@@ -21,7 +24,6 @@ from tf_dpsub.analysis.spectra import (
     stable_rank,
     top_singular_values,
 )
-from tf_dpsub.analysis.step_cost import StepCost
 
 __all__ = [
     "Candidate",
@@ -43,3 +45,26 @@ __all__ = [
     "subspace_distance",
     "top_singular_values",
 ]
+
+_WITH_TENSORFLOW = {
+    "Candidate": "planner",
+    "Plan": "planner",
+    "Signal": "signals",
+    "StepCost": "step_cost",
+    "plan": "planner",
+}
+
+
+def __getattr__(name):
+    if name in _WITH_TENSORFLOW:
+        module = importlib.import_module(
+            f"tf_dpsub.analysis.{_WITH_TENSORFLOW[name]}"
+        )
+        return getattr(module, name)
+    raise AttributeError(
+        f"module 'tf_dpsub.analysis' has no attribute {name!r}"
+    )
+
+
+def __dir__():
+    return sorted([*globals(), *__all__])
