@@ -36,10 +36,12 @@ _MOST = flags.DEFINE_integer("most", 1000, "How many of these at most.")
 _METHODS = flags.DEFINE_list(
     "methods", None, "Methods to compare; all, unless given."
 )
-_BATCH_SIZE = flags.DEFINE_string(
-    "batch_size", None, "A number; or auto, for the best. That of the config."
+_BEST_BATCH_SIZE = flags.DEFINE_bool(
+    "best_batch_size", False, "Choose the batch size, whatever the config has."
 )
-_RANKS = flags.DEFINE_list("ranks", ["10", "50", "200"], "Ranks of subspaces.")
+_RANKS = flags.DEFINE_list(
+    "subspace_ranks", ["10", "50", "200"], "Ranks of subspaces."
+)
 _CARRIER_RANKS = flags.DEFINE_list(
     "carrier_ranks", ["2", "8", "16"], "Ranks of the carriers of RGP."
 )
@@ -81,17 +83,13 @@ def _planned(config):
         given["methods"] = _METHODS.value
     if _CLIPS.value is not None:
         given["clips"] = _numbers("clips", _CLIPS.value, float)
-    if _BATCH_SIZE.value is not None:
-        given["batch_size"] = (
-            None
-            if _BATCH_SIZE.value == "auto"
-            else _numbers("batch_size", [_BATCH_SIZE.value], int)[0]
-        )
+    if _BEST_BATCH_SIZE.value:
+        given["batch_size"] = None
     return planning.plan_of(
         config,
         _LABELLED.value,
         _MOST.value,
-        ranks=_numbers("ranks", _RANKS.value, int),
+        ranks=_numbers("subspace_ranks", _RANKS.value, int),
         carrier_ranks=_numbers("carrier_ranks", _CARRIER_RANKS.value, int),
         simulated_steps=_SIMULATED_STEPS.value,
         measure_cost=_COST.value,

@@ -105,9 +105,9 @@ class TestProgram:
             "--config.public_examples=64",
             f"--workdir={folder}",
             "--simulated_steps=10",
-            "--ranks=4,8",
+            "--subspace_ranks=4,8",
             "--carrier_ranks=2",
-            "--batch_size=auto",
+            "--best_batch_size",
         )
         assert told.returncode == 0, told.stderr
         return folder, told
@@ -138,7 +138,10 @@ class TestProgram:
         "flags, message",
         [
             ([], "Expected labelled public examples, got none"),
-            (["--labelled=test", "--ranks=x"], "Expected --ranks of positive"),
+            (
+                ["--labelled=test", "--subspace_ranks=x"],
+                "Expected --subspace_ranks",
+            ),
             (["--labelled=test", "--methods=SGD"], "Expected methods among"),
         ],
     )
