@@ -5,7 +5,7 @@ import copy
 import keras
 
 from launchers import config_objects, tasks, tokens
-from tf_dpsub import analysis, layers
+from tf_dpsub import analysis
 
 LABELLED = ("public", "test")
 
@@ -41,7 +41,6 @@ def plan_of(config, labelled="public", most=1000, **kwargs):
     keras.utils.set_random_seed(config.seed)
     loaded = config_objects.dataset(config)
     plain = config_objects.plain_model(config, loaded)
-    layers.merge(plain)
     task = tasks.of(loaded)
     loaded = tokens.tokenized(loaded, plain)
     if getattr(plain, "preprocessor", None) is not None:

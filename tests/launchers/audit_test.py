@@ -1,28 +1,15 @@
 """The program that audits: what it finds, writes and refuses."""
 
 import json
-import pathlib
-import subprocess
-import sys
 
 import pytest
 
 from launchers import audit
 from tests.auditing.mechanisms_test import CHECKS, WithHalfTheNoise
+from tests.launchers.programs import run_program
 from tf_dpsub import optimizers
 
-ROOT = pathlib.Path(__file__).parents[2]
 TINY = audit.Sizes(steps=200, cases=30, runs=200, canaries=40)
-
-
-def run(*flags):
-    return subprocess.run(
-        [sys.executable, ROOT / "launchers" / "audit.py", *map(str, flags)],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        check=False,
-    )
 
 
 @pytest.mark.parametrize("name", audit.NAMES)
@@ -53,8 +40,11 @@ def test_membership_shows_where_there_is_no_privacy():
 
 @pytest.mark.slow
 def test_program(tmp_path):
-    told = run(
-        f"--workdir={tmp_path}", "--mechanisms=DP-SGD,RGP", "--nomembership"
+    told = run_program(
+        "audit",
+        f"--workdir={tmp_path}",
+        "--mechanisms=DP-SGD,RGP",
+        "--nomembership",
     )
     assert told.returncode == 0, told.stderr
     assert "Traceback" not in told.stderr
@@ -75,7 +65,7 @@ def test_program(tmp_path):
     ],
 )
 def test_wrong_flags(flags, message):
-    told = run(*flags)
+    told = run_program("audit", *flags)
     assert told.returncode == 1
     assert message in told.stderr
     assert "Traceback" not in told.stderr

@@ -1,33 +1,20 @@
 """The planner for a config: what it reads, writes and refuses."""
 
 import json
-import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 from launchers import plan, planning
+from tests.launchers.programs import run_program
 from tests.launchers.train_test import digits_config
 
-ROOT = pathlib.Path(__file__).parents[2]
 QUICK = {"simulated_steps": 5, "points": 2, "measure_cost": False}
 
 
 def config(**changes):
     return digits_config(
         **{"model_kwargs": {"hidden": (8,)}, "public_examples": 64} | changes
-    )
-
-
-def run(*flags):
-    return subprocess.run(
-        [sys.executable, ROOT / "launchers" / "plan.py", *map(str, flags)],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        check=False,
     )
 
 
@@ -100,7 +87,8 @@ class TestProgram:
     @classmethod
     def done(cls, tmp_path_factory):
         folder = tmp_path_factory.mktemp("plan")
-        told = run(
+        told = run_program(
+            "plan",
             "--config=configs/digits_dpsgd.py",
             "--config.public_examples=64",
             f"--workdir={folder}",
@@ -146,8 +134,11 @@ class TestProgram:
         ],
     )
     def test_wrong_flags(self, tmp_path, flags, message):
-        told = run(
-            "--config=configs/digits_dpsgd.py", f"--workdir={tmp_path}", *flags
+        told = run_program(
+            "plan",
+            "--config=configs/digits_dpsgd.py",
+            f"--workdir={tmp_path}",
+            *flags,
         )
         assert told.returncode == 1
         assert message in told.stderr

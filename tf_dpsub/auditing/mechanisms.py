@@ -344,11 +344,9 @@ class MechanismAudit:
 
     def _movement(self, batch):
         """How far the last example moves each part, in its sensitivity."""
-        with_it = self.sums(batch)
-        without = self.sums(batch, len(batch[0]) - 1)
         moved = {}
-        for claim, a, b in zip(self._claims, with_it, without):
-            moved[claim] = moved.get(claim, 0.0) + float(np.sum((a - b) ** 2))
+        for claim, part in zip(self._claims, self._moved(batch)):
+            moved[claim] = moved.get(claim, 0.0) + float(np.sum(part**2))
         return max(math.sqrt(m) / c.sensitivity for c, m in moved.items())
 
     def check_epsilon(self, *, delta=1e-5, runs=4000, confidence=0.999):
@@ -420,11 +418,14 @@ class MechanismAudit:
 
     def _shift(self, batch):
         """How the last example moves what is released, in claimed noise."""
+        return np.concatenate(self._moved(batch)) / self._stddevs()
+
+    def _moved(self, batch):
+        """By what the last example moves each part."""
         with_it, without = (
-            np.concatenate(self.sums(batch, rows))
-            for rows in (None, self.batch_size - 1)
+            self.sums(batch, rows) for rows in (None, self.batch_size - 1)
         )
-        return (with_it - without) / self._stddevs()
+        return [a - b for a, b in zip(with_it, without)]
 
     def run(self, *, steps=2000, cases=300, runs=4000):
         """All checks but that of a restart.
