@@ -24,6 +24,7 @@ EXPERIMENTS = {
     "gep_linear_probe": gep.linear_probe,
     "rgp_cifar10": rgp.cifar10,
     "rgp_sst2": rgp.sst2,
+    "rgp_sst2_tuned": rgp.sst2_tuned,
     "rgp_glue": rgp.glue,
     "rgp_rank": rgp.rank,
     "rgp_residual": rgp.residual,

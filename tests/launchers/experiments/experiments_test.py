@@ -220,6 +220,20 @@ def test_tuned_methods_share_their_grid(inputs):
     assert len(grids["GP"]) == 9
 
 
+def test_rgp_and_dpsgd_share_their_rates(inputs):
+    """And differ from the untuned runs in nothing else."""
+    untuned = by_name("rgp_sst2", inputs)
+    rates = {}
+    for trial in by_name("rgp_sst2_tuned", inputs).values():
+        rates.setdefault(trial.method, []).append(trial.config.learning_rate)
+        short = {"RGP": "rgp", "DP-SGD": "dp"}[trial.method]
+        expected = untuned[f"epsilon8_{short}_seed0"].config
+        expected.learning_rate = trial.config.learning_rate
+        assert trial.config.to_dict() == expected.to_dict()
+    assert rates["RGP"] == rates["DP-SGD"]
+    assert len(set(rates["RGP"])) == 3
+
+
 @pytest.mark.parametrize(
     "name, flag",
     [("gep_mnist", "public_images"), ("gep_linear_probe", "features")],
