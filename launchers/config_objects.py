@@ -66,6 +66,7 @@ _SCHEDULES = {
 _STRATEGIES = {
     "none": tf.distribute.get_strategy,
     "mirrored": tf.distribute.MirroredStrategy,
+    "multi_worker": tf.distribute.MultiWorkerMirroredStrategy,
 }
 
 

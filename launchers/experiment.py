@@ -8,6 +8,7 @@ import resource
 import sys
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 import tf_dpsub
@@ -50,13 +51,20 @@ def train(config, workdir, resume=False, results_only=False):
     """
     config_objects.check(config)
     as_dict = train_config.as_dict(config)
-    with run_directory.RunDirectory(workdir, as_dict, resume) as directory:
+    # Before anything else of TensorFlow, if there are several workers.
+    strategy = config_objects.strategy(config)
+    is_chief = strategy.extended.should_checkpoint
+    with run_directory.RunDirectory(
+        workdir, as_dict, resume, writes=is_chief
+    ) as directory:
         result = directory.result()
         if result is not None:
             print(f"The run in {workdir} is finished.")
         else:
-            result = _Run(config, directory, results_only).complete()
-        print(summary(result), flush=True)
+            run = _Run(config, strategy, directory, results_only)
+            result = run.complete()
+        if is_chief:
+            print(summary(result), flush=True)
     return result
 
 
@@ -88,14 +96,13 @@ def devices():
 class _Run:
     """A run that has been set up, at the epoch of its latest checkpoint."""
 
-    def __init__(self, config, directory, results_only):
+    def __init__(self, config, strategy, directory, results_only):
         self._config = config
         self._directory = directory
         self._results_only = results_only
         keras.utils.set_random_seed(config.seed)
         keras.config.set_dtype_policy(config.dtype_policy)
         loaded = config_objects.dataset(config)
-        strategy = config_objects.strategy(config)
         with strategy.scope():
             plain = config_objects.plain_model(config, loaded)
         self._task = tasks.of(loaded)
@@ -131,6 +138,7 @@ class _Run:
                     "auto" if config.jit_compile is None else config.jit_compile
                 ),
             )
+            self._check_that_workers_agree(strategy)
             self._recorder.restore(self._model)
         if config.fixed_noise_seed is not None and self._model.ledger.steps:
             raise ValueError(
@@ -138,6 +146,20 @@ class _Run:
                 f"{config.fixed_noise_seed}: the same noise would be drawn "
                 "again, and cancel in the difference of two steps. Start "
                 "another one, in another workdir."
+            )
+
+    def _check_that_workers_agree(self, strategy):
+        """Refuses to begin where one of several workers would wait forever."""
+        own = np.array([self._recorder.epochs, self._model.ledger.steps])
+        total = strategy.reduce(
+            "SUM", strategy.run(lambda: tf.constant(own)), axis=None
+        )
+        if np.any(total.numpy() != strategy.num_replicas_in_sync * own):
+            raise ValueError(
+                "Expected a workdir that all workers share, got "
+                f"{self._directory.path}, where this one finds {own[0]} epochs "
+                f"and {own[1]} steps, and another one does not. Name a folder "
+                "on a file system that all of them see."
             )
 
     def complete(self):
@@ -238,9 +260,10 @@ class _Run:
                 f"ends the run after {epochs} of {config.epochs} epochs: what "
                 "was interrupted counts as spent"
             )
-        for name, text in lines.items():
-            print(f"{name:<10} {text}")
-        sys.stdout.flush()
+        if self._directory.writes:
+            for name, text in lines.items():
+                print(f"{name:<10} {text}")
+            sys.stdout.flush()
 
     def _fit(self, epochs):
         config, own = self._config, self._data
@@ -248,7 +271,7 @@ class _Run:
             self._batches,
             initial_epoch=self._recorder.epochs,
             epochs=epochs,
-            verbose=1 if sys.stdout.isatty() else 2,
+            verbose=self._verbosity(),
             validation_data=(own.x_test, own.y_test),
             validation_batch_size=self._task.evaluation_batch,
             validation_data_is_public=True,
@@ -264,8 +287,13 @@ class _Run:
             ],
         )
 
+    def _verbosity(self):
+        if not self._directory.writes:
+            return 0
+        return 1 if sys.stdout.isatty() else 2
+
     def _boards(self):
-        if self._results_only:
+        if self._results_only or not self._directory.writes:
             return []
         folder = self._directory.path / "tensorboard"
         return [keras.callbacks.TensorBoard(folder, write_graph=False)]
@@ -278,7 +306,7 @@ class _Run:
                 self._config.delta, self._config.accountant
             ),
         )
-        if not self._results_only:
+        if not self._results_only and self._directory.writes:
             self._write_model_and_figure(result)
         self._directory.write_json("result.json", result)
         self._recorder.remove_checkpoint()

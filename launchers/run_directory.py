@@ -21,18 +21,22 @@ class RunDirectory:
         config: dict that JSON can hold: what the run is made of.
         resume: bool, whether to go on with the run that the directory holds,
             if it holds one. Defaults to `False`.
+        writes: bool. Of several workers, which share the directory, the chief
+            alone holds it and writes. Defaults to `True`.
 
     Attributes:
         path: `pathlib.Path` of the directory.
         exists: bool, whether it holds this run already.
+        writes: bool, whether this process writes.
 
     Raises:
         ValueError: if the directory holds another run, other files, or is in
             use by another process.
     """
 
-    def __init__(self, path, config, resume=False):
+    def __init__(self, path, config, resume=False, writes=True):
         self.path = pathlib.Path(path)
+        self.writes = writes
         self._config = config
         self._lock = None
         self.exists = (self.path / "config.json").exists()
@@ -72,7 +76,7 @@ class RunDirectory:
             )
 
     def __enter__(self):
-        if self.exists:
+        if self.writes and self.exists:
             self._hold()
         return self
 
@@ -82,7 +86,7 @@ class RunDirectory:
 
     def begin(self):
         """Makes the directory the run's own, unless it is."""
-        if not self.exists:
+        if self.writes and not self.exists:
             self.path.mkdir(parents=True, exist_ok=True)
             self._hold()
             self.write_json("config.json", self._config)
@@ -107,6 +111,8 @@ class RunDirectory:
 
     def write_text(self, name, text):
         """Replaces a file by a text, as a whole."""
+        if not self.writes:
+            return
         incomplete = self.path / f"{name}.incomplete"
         incomplete.write_text(text, "utf-8")
         os.replace(incomplete, self.path / name)

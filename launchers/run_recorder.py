@@ -24,6 +24,7 @@ class RunRecorder(keras.callbacks.Callback):
 
     Attributes:
         rows: list of dicts, the logs of all epochs so far.
+        epochs: int, number of epochs that the latest checkpoint has seen.
     """
 
     def __init__(self, directory):
@@ -31,15 +32,9 @@ class RunRecorder(keras.callbacks.Callback):
         self.rows = []
         self._directory = directory
         self._checkpoints = directory.path / "checkpoint"
-        self._step_seconds = []
-
-    @property
-    def epochs(self):
-        """Number of epochs that the latest checkpoint has seen."""
         checkpoint = self._latest()
-        if checkpoint is None:
-            return 0
-        return int(checkpoint.name.partition(".")[0].removeprefix("epoch_"))
+        self.epochs = 0 if checkpoint is None else _epochs(checkpoint)
+        self._step_seconds = []
 
     @property
     def step_seconds(self):
@@ -91,15 +86,19 @@ class RunRecorder(keras.callbacks.Callback):
         writer.writerows(self.rows)
         self._directory.write_text("metrics.csv", table.getvalue())
         self._save_checkpoint(epoch + 1)
+        self.epochs = epoch + 1
 
     def remove_checkpoint(self):
         """Removes the checkpoint of a run that is finished."""
-        shutil.rmtree(self._checkpoints)
+        if self._directory.writes:
+            shutil.rmtree(self._checkpoints)
 
     def _latest(self):
         return max(self._checkpoints.glob("epoch_*.weights.h5"), default=None)
 
     def _save_checkpoint(self, epochs):
+        if not self._directory.writes:
+            return
         self._checkpoints.mkdir(exist_ok=True)
         incomplete = self._checkpoints / "incomplete.weights.h5"
         self.model.save_weights(incomplete, overwrite=True)
@@ -107,3 +106,7 @@ class RunRecorder(keras.callbacks.Callback):
         os.replace(incomplete, self._checkpoints / _CHECKPOINT.format(epochs))
         if earlier is not None:
             earlier.unlink()
+
+
+def _epochs(checkpoint):
+    return int(checkpoint.name.partition(".")[0].removeprefix("epoch_"))

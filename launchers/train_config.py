@@ -109,7 +109,9 @@ def default_config():
     config.dtype_policy = "float32"
     config.jit_compile = config_dict.placeholder(bool)
     config.steps_per_execution = 1
-    # "none", or "mirrored": over all GPUs of the machine.
+    # "none"; "mirrored": over all GPUs of the machine; "multi_worker": over the
+    # processes, on one machine or several, that TF_CONFIG names. They share the
+    # workdir.
     config.distribution = "none"
     return config.lock()
 

@@ -1,7 +1,9 @@
 """Private training of any Keras model, by composition."""
 
+import copy
 import dataclasses
 import functools
+import itertools
 
 import keras
 import numpy as np
@@ -20,6 +22,14 @@ from tf_dpsub.optimizers.private_optimizer import PrivateOptimizer
 # Examples at a time: on a CPU, larger microbatches leave the caches.
 _CPU_MICROBATCH = 64
 _GPU_MICROBATCH = 512
+# What TensorFlow raises in those that are left.
+_LOST_WORKER = (
+    tf.errors.UnavailableError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.FailedPreconditionError,
+)
 
 
 @dataclasses.dataclass
@@ -154,6 +164,9 @@ class PrivateModel(keras.Model):
             )
         self.model = model
         self.ledger = accounting.PrivacyLedger(ledger_path)
+        if not model.distribute_strategy.extended.should_checkpoint:
+            # Of several workers the chief alone writes: a copy has no file.
+            self.ledger = copy.copy(self.ledger)
         self.built = True
         self.current_run = None
         self._step_limit = None
@@ -300,6 +313,7 @@ class PrivateModel(keras.Model):
 
         Raises:
             ValueError: if the data, the batch size or a callback do not fit.
+            ConnectionError: if one of several workers is lost.
         """
         self._assert_compile_called("fit")
         batch_size = self._checked_batch_size(batch_size)
@@ -379,8 +393,24 @@ class PrivateModel(keras.Model):
                 validation_batch_size=validation_batch_size or batch_size,
                 validation_freq=validation_freq,
             )
+        except _LOST_WORKER as error:
+            if not self._is_one_of_several_workers:
+                raise
+            raise ConnectionError(
+                "Expected all workers to train to the end, got an error of one "
+                f"that is lost: {error.message.splitlines()[0]} Start all of "
+                "them again, from the last checkpoint."
+            ) from error
         finally:
             self._end_run()
+
+    @property
+    def _is_one_of_several_workers(self):
+        strategy = self.distribute_strategy
+        return (
+            isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+            and strategy.num_replicas_in_sync > 1
+        )
 
     def train_on_batch(
         self,
@@ -732,19 +762,7 @@ class PrivateModel(keras.Model):
     def make_train_function(self, force=False):
         if self.train_function is not None and not force:
             return
-        strategy = self.distribute_strategy
-
-        def reduce(value):
-            if strategy.num_replicas_in_sync == 1:
-                return value
-            return strategy.reduce("MEAN", value, axis=None)
-
-        def one_step(data):
-            logs = strategy.run(self.train_step, args=(data,))
-            return tree.map_structure(reduce, logs)
-
-        if not self.run_eagerly:
-            one_step = tf.function(one_step, autograph=False)
+        one_step = self._on_replicas(self.train_step)
 
         @functools.cache
         def block_of(count):
@@ -776,6 +794,42 @@ class PrivateModel(keras.Model):
             return logs
 
         self.train_function = train_function
+
+    def make_test_function(self, force=False):
+        if self.distribute_strategy.num_replicas_in_sync == 1:
+            return super().make_test_function(force)
+        if self.test_function is not None and not force:
+            return self.test_function
+        # Keras's own fails on several workers, whose logs have no batch axis.
+        one_step = self._on_replicas(self.test_step)
+
+        def test_function(iterator):
+            logs = one_step(next(iterator))
+            for data in itertools.islice(
+                iterator, self.steps_per_execution - 1
+            ):
+                logs = one_step(data)
+            return logs
+
+        self.test_function = test_function
+        return test_function
+
+    def _on_replicas(self, step):
+        """A function of a batch: it runs a step on all replicas."""
+        strategy = self.distribute_strategy
+
+        def reduce(value):
+            if strategy.num_replicas_in_sync == 1:
+                return value
+            return strategy.reduce("MEAN", value, axis=None)
+
+        def run(data):
+            logs = strategy.run(step, args=(data,))
+            return tree.map_structure(reduce, logs)
+
+        if self.run_eagerly:
+            return run
+        return tf.function(run, autograph=False)
 
     def train_step(self, data):
         if self.current_run is None:

@@ -227,16 +227,26 @@ class GradientStore:
         Raises:
             ValueError: if an entry is not finite; names the row.
         """
-        part = self._map()[rows]
-        found = part["row"][:, columns].astype(np.float32)
-        found *= part["scale"].astype(np.float32)[:, None]
-        finite = np.isfinite(found).all(axis=1)
-        if not finite.all():
-            row = range(*rows.indices(len(self)))[int(np.argmin(finite))]
-            raise ValueError(
-                f"Expected finite gradients in {self.folder}, got NaN or "
-                f"infinity in row {row}, of step {int(self.steps[row])}."
-            )
+        picked = range(*rows.indices(len(self)))
+        first, last, _ = columns.indices(self._columns)
+        found = np.empty((len(picked), last - first), np.float32)
+        part, scale = np.empty(last - first, self.dtype), np.empty(1)
+        places = {name: at for name, (_, at) in self._record.fields.items()}
+        # Pages of a file that is mapped would count as memory.
+        with open(self._file, "rb") as file:
+            for into, row in zip(found, picked):
+                start = row * self._record.itemsize
+                file.seek(start + places["scale"])
+                file.readinto(scale)
+                file.seek(start + places["row"] + first * part.itemsize)
+                file.readinto(part)
+                np.multiply(part, scale.astype(np.float32), out=into)
+                if not np.isfinite(into).all():
+                    raise ValueError(
+                        f"Expected finite gradients in {self.folder}, got NaN "
+                        f"or infinity in row {row}, of step "
+                        f"{int(self.steps[row])}."
+                    )
         return found
 
     def _map(self):

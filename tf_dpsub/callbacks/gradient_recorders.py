@@ -107,7 +107,12 @@ class GradientRecorder(keras.callbacks.Callback):
         self._replace(table.getvalue().encode())
 
     def _replace(self, content, path=None):
-        """Writes a file as a whole: an interruption leaves the old one."""
+        """Writes a file as a whole: an interruption leaves the old one.
+
+        Of several workers the chief does.
+        """
+        if not self.model.distribute_strategy.extended.should_checkpoint:
+            return
         path = path or self._path
         incomplete = path.with_name(f"{path.name}.incomplete")
         incomplete.write_bytes(content)

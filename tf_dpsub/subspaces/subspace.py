@@ -244,7 +244,7 @@ def public_variable(shape, dtype=tf.float32):
 def assign_if(due, variables, compute):
     """Assigns the values that `compute` returns, where a refresh is due."""
     always = tf.get_static_value(due)
-    if always or tf.distribute.get_strategy().num_replicas_in_sync > 1:
+    if always or tf.distribute.has_strategy():
         # A mirrored variable cannot be assigned inside of a condition.
         values = (
             compute()

@@ -1,0 +1,149 @@
+"""Trains by mechanisms on one device, on two, or as one of several workers.
+
+    python -m tests.distributed_training STRATEGY
+
+A program of its own: devices and workers are set up before TensorFlow starts.
+It prints what it found as one line of JSON.
+"""
+
+import json
+import sys
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tf_dpsub
+from tf_dpsub import optimizers, subspaces
+
+EXAMPLES, EPOCHS = 41, 4
+CLIP, RATE = 0.3, 0.5
+# Small, so that it does not hide the sums.
+NOISE = 0.1
+_GENERATOR = np.random.default_rng(0)
+X = _GENERATOR.normal(size=(EXAMPLES, 40)).astype("float32")
+Y = _GENERATOR.integers(0, 6, EXAMPLES)
+_PUBLIC = _GENERATOR.normal(size=(20, 40)).astype("float32")
+
+
+def _two_devices():
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(
+        cpu, [tf.config.LogicalDeviceConfiguration()] * 2
+    )
+    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+
+_STRATEGIES = {
+    "one": tf.distribute.get_strategy,
+    "mirrored": _two_devices,
+    "workers": tf.distribute.MultiWorkerMirroredStrategy,
+}
+
+
+def _public(**settings):
+    return subspaces.PublicSubspace(_PUBLIC, seed=1, **settings)
+
+
+def _random():
+    return subspaces.RandomSubspace(100, update_every=2, seed=1)
+
+
+def _in_layers():
+    return _public(rank=6, groups="layers", update_every=2)
+
+
+def _chosen():
+    return _public(rank="auto", max_rank=6, horizon=10**6)
+
+
+# Optimizers, and functions that make their arguments.
+MECHANISMS = {
+    "DP-SGD": ("DPSGD", dict),
+    "PDP-SGD": (
+        "ProjectedDPSGD",
+        lambda: {"subspace": _in_layers(), "start_step": 1},
+    ),
+    "PDP-SGD, k chosen": ("ProjectedDPSGD", lambda: {"subspace": _chosen()}),
+    "RPDP-SGD": ("ProjectedDPSGD", lambda: {"subspace": _random()}),
+    "GEP": (
+        "GEP",
+        lambda: {"subspace": _in_layers(), "residual_norm_clip": 0.5},
+    ),
+    "B-GEP": ("GEP", lambda: {"subspace": _random(), "residual": False}),
+    "RGP": ("RGP", lambda: {"warmup_steps": 2}),
+    "RGP-random": ("RGP", lambda: {"carriers": "random"}),
+    "DP-PowerSGD": ("DPPowerSGD", lambda: {"rank": 3}),
+}
+
+
+def trained(strategy, name, noise=NOISE, seed=1, epochs=EPOCHS, together=1):
+    """What came of a run in which every example is in every batch.
+
+    Args:
+        strategy: `tf.distribute.Strategy`.
+        name: string, one of `MECHANISMS`.
+        noise: float, noise multiplier.
+        seed: int, of the noise; None for keys of the operating system.
+        epochs: int, of one step each.
+        together: int, steps per execution.
+
+    Returns:
+        dict that JSON can hold.
+    """
+    optimizer, arguments = MECHANISMS[name]
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        plain = keras.Sequential(
+            [
+                keras.Input((40,)),
+                keras.layers.Dense(9, activation="tanh"),
+                keras.layers.Dense(6),
+            ]
+        )
+        if optimizer == "RGP":
+            tf_dpsub.layers.reparametrize(plain, 3)
+        model = tf_dpsub.make_private(plain)
+        model.compile(
+            getattr(optimizers, optimizer)(
+                keras.optimizers.SGD(RATE, momentum=0.9),
+                noise_multiplier=noise,
+                l2_norm_clip=CLIP,
+                batch_size=EXAMPLES,
+                seed=seed,
+                **arguments(),
+            ),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+            steps_per_execution=together,
+        )
+    before = _flat(plain)
+    history = model.fit(
+        X, Y, epochs=epochs, verbose=0, validation_data=(X, Y)
+    ).history
+    return {
+        "change": (_flat(plain) - before).tolist(),
+        "steps": model.ledger.steps,
+        "val_loss": history["val_loss"],
+        "evaluated": model.evaluate(X, Y, verbose=0),
+        "predicted": model.predict(X, verbose=0).tolist(),
+    }
+
+
+def _flat(model):
+    return np.concatenate(
+        [np.ravel(v.numpy()) for v in model.trainable_variables]
+    )
+
+
+def main(kind):
+    strategy = _STRATEGIES[kind]()
+    found = {name: trained(strategy, name) for name in MECHANISMS}
+    found["in blocks"] = trained(strategy, "DP-SGD", together=2)
+    for key, noise in (("without noise", 0.0), ("with noise", 50.0)):
+        found[key] = trained(strategy, "DP-SGD", noise, seed=None, epochs=1)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

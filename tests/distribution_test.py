@@ -1,0 +1,100 @@
+"""Several replicas, or workers, train as one device does.
+
+Noise is drawn with a fixed seed, so that it is the same everywhere if it is
+drawn once: all of what is released can be compared.
+"""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tests import workers
+from tests.distributed_training import (
+    CLIP,
+    EPOCHS,
+    EXAMPLES,
+    MECHANISMS,
+    RATE,
+)
+
+pytestmark = pytest.mark.slow
+
+_PROGRAM = ("-m", "tests.distributed_training")
+
+
+def _output(out, err, code):
+    assert code == 0, err[-3000:]
+    return json.loads(out.splitlines()[-1])
+
+
+def _alone(strategy):
+    done = subprocess.run(
+        [sys.executable, *_PROGRAM, strategy],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return _output(done.stdout, done.stderr, done.returncode)
+
+
+@pytest.fixture(name="one", scope="module")
+def _one():
+    return _alone("one")
+
+
+@pytest.fixture(name="mirrored", scope="module")
+def _mirrored():
+    return _alone("mirrored")
+
+
+@pytest.fixture(name="of_workers", scope="module")
+def _of_workers():
+    """What each of two workers found."""
+    with workers.started(2, *_PROGRAM, "workers") as processes:
+        return [_output(*p.communicate(), p.returncode) for p in processes]
+
+
+@pytest.fixture(name="several", params=["mirrored", "of_workers"])
+def _several(request):
+    found = request.getfixturevalue(request.param)
+    return found[0] if isinstance(found, list) else found
+
+
+@pytest.mark.parametrize("name", [*MECHANISMS, "in blocks"])
+def test_train_as_one(name, one, several):
+    """Every example is drawn (q = 1): sums over replicas are those of one."""
+    alone, together = one[name], several[name]
+    assert np.linalg.norm(alone["change"]) > 0.01
+    np.testing.assert_allclose(
+        together["change"], alone["change"], rtol=1e-4, atol=1e-5
+    )
+    assert together["steps"] == alone["steps"] == EPOCHS
+
+
+def test_evaluate_and_predict_as_one(one, several):
+    alone, together = one["DP-SGD"], several["DP-SGD"]
+    for key in ("val_loss", "evaluated", "predicted"):
+        np.testing.assert_allclose(
+            together[key], alone[key], rtol=1e-4, atol=1e-6
+        )
+    assert together["evaluated"][0] == pytest.approx(together["val_loss"][-1])
+
+
+def test_noise_is_that_of_one_draw(several):
+    """With a key of the operating system."""
+    noise = np.subtract(
+        several["with noise"]["change"], several["without noise"]["change"]
+    )
+    stddev = RATE * 50 * CLIP / EXAMPLES
+    # 429 numbers: five standard deviations. Two draws would give 2.
+    assert np.mean((noise / stddev) ** 2) == pytest.approx(1, abs=0.35)
+
+
+def test_workers_have_the_same_weights(of_workers):
+    """Bit for bit, also where the chief alone knows the key."""
+    first, second = of_workers
+    for name in first:
+        assert first[name]["change"] == second[name]["change"], name

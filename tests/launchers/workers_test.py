@@ -1,0 +1,84 @@
+"""Runs of several processes that share a workdir."""
+
+import json
+import time
+
+import pytest
+
+from tests import workers
+from tests.launchers.train_test import contents
+from tf_dpsub import accounting
+
+pytestmark = pytest.mark.slow
+
+EPOCHS, STEPS_PER_EPOCH = 40, 6
+
+
+def started(workdir, *flags):
+    return workers.started(
+        2,
+        "launchers/train.py",
+        "--config=configs/digits_dpsgd.py",
+        "--config.distribution=multi_worker",
+        f"--config.epochs={EPOCHS}",
+        f"--workdir={workdir}",
+        *flags,
+    )
+
+
+def ended(process):
+    """What a worker printed, said to be wrong, and returned."""
+    return *process.communicate(timeout=300), process.returncode
+
+
+def error_of(process):
+    _, told, code = ended(process)
+    assert code == 1
+    assert "Traceback" not in told
+    return told.strip().splitlines()[-1]
+
+
+def interrupted(workdir, lost):
+    """Kills a worker after the first checkpoint; returns epochs and steps."""
+    with started(workdir) as processes:
+        while not list(workdir.glob("checkpoint/epoch_*.h5")):
+            assert all(p.poll() is None for p in processes)
+            time.sleep(0.05)
+        processes[lost].kill()
+        assert error_of(processes[1 - lost]).startswith(
+            "error: Expected all workers to train to the end"
+        )
+    (checkpoint,) = workdir.glob("checkpoint/epoch_*.h5")
+    epochs = int(checkpoint.name.split(".")[0].removeprefix("epoch_"))
+    steps = accounting.PrivacyLedger(workdir / "ledger.json").steps
+    assert epochs < EPOCHS
+    assert steps >= epochs * STEPS_PER_EPOCH
+    return epochs, steps
+
+
+def test_the_chief_is_lost_and_the_run_resumed(tmp_path):
+    epochs, steps = interrupted(tmp_path, lost=0)
+    with started(tmp_path, "--resume") as processes:
+        chief, other = map(ended, processes)
+    assert chief[2] == other[2] == 0, chief[1] + other[1]
+    assert f"after {epochs} of {EPOCHS} epochs" in chief[0]
+    assert "test accuracy" in chief[0]
+    # One of them writes.
+    assert other[0] == ""
+    result = json.loads((tmp_path / "result.json").read_text("utf-8"))
+    assert result["steps"] == steps + STEPS_PER_EPOCH * (
+        result["epochs"] - epochs
+    )
+    assert result["epsilon"] <= 2.0
+    assert (tmp_path / "model.keras").exists()
+    assert not (tmp_path / "checkpoint").exists()
+
+
+def test_workers_must_see_the_same_run(tmp_path):
+    """The chief would go on with it, another one begin it."""
+    interrupted(tmp_path / "0", lost=1)
+    before = contents(tmp_path)
+    with started(tmp_path / "{index}", "--resume") as processes:
+        for process in processes:
+            assert "a workdir that all workers share" in error_of(process)
+    assert contents(tmp_path) == before
