@@ -101,6 +101,7 @@ benchmark: environment
 	$(RUN) -m benchmarks.rgp_step
 	$(RUN) -m benchmarks.rgp_step --policy=mixed_bfloat16
 	$(RUN) -m benchmarks.rgp_step --model=wrn28_4 --rank=16 --blocks=3
+	$(RUN) -m benchmarks.spectrum_time
 
 clean:
 	rm -rf out build dist *.egg-info .hypothesis .pytest_cache .ruff_cache
