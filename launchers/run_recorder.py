@@ -2,14 +2,18 @@
 
 import csv
 import io
+import math
 import os
 import shutil
 import statistics
 import time
+import warnings
 
 import keras
 
 _CHECKPOINT = "epoch_{:06d}.weights.h5"
+# Bytes of a checkpoint beside the numbers, for each variable.
+_OVERHEAD = 4096
 
 
 class RunRecorder(keras.callbacks.Callback):
@@ -56,7 +60,18 @@ class RunRecorder(keras.callbacks.Callback):
         if checkpoint is None:
             return
         model.optimizer.build_for(model)
-        model.load_weights(checkpoint)
+        try:
+            with warnings.catch_warnings():
+                # Keras warns of weights that it leaves as they are.
+                warnings.simplefilter("error", UserWarning)
+                model.load_weights(checkpoint)
+        except (ValueError, OSError, KeyError, UserWarning) as error:
+            raise ValueError(
+                f"Expected a checkpoint of this run, got {checkpoint}, which "
+                "is damaged or of another model. Nothing was changed. Restore "
+                "it, or remove it: the run then begins again, and what was "
+                "spent counts."
+            ) from error
         text = (self._directory.path / "metrics.csv").read_text("utf-8")
         rows = [
             {name: float(value) for name, value in row.items()}
@@ -101,11 +116,22 @@ class RunRecorder(keras.callbacks.Callback):
             return
         self._checkpoints.mkdir(exist_ok=True)
         incomplete = self._checkpoints / "incomplete.weights.h5"
+        _require_room(incomplete, self.model)
         self.model.save_weights(incomplete, overwrite=True)
+        with open(incomplete, "rb") as file:
+            os.fsync(file.fileno())
         earlier = self._latest()
         os.replace(incomplete, self._checkpoints / _CHECKPOINT.format(epochs))
         if earlier is not None:
             earlier.unlink()
+
+
+def _require_room(path, model):
+    """Lets the system say that a disk is full: HDF5 dies of it."""
+    variables = [*model.variables, *model.optimizer.variables]
+    size = sum(v.value.dtype.size * math.prod(v.shape) for v in variables)
+    with open(path, "wb") as file:
+        os.posix_fallocate(file.fileno(), 0, size + _OVERHEAD * len(variables))
 
 
 def _epochs(checkpoint):

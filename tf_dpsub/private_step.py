@@ -171,6 +171,8 @@ class PrivateStep:
                 ],
                 [tf.identity(v) for v in states],
             ],
+            # Else up to ten microbatches are in memory at a time.
+            parallel_iterations=1,
         )
         # How far states advanced tells how many examples were drawn: they are
         # set to what they were after the first pass, which is public.

@@ -100,7 +100,11 @@ class PublicGradients:
             return i + 1, function(i, self.rows(batch, i), state)
 
         _, state = tf.while_loop(
-            lambda i, _: i < chunks, body, (tf.constant(0), state)
+            lambda i, _: i < chunks,
+            body,
+            (tf.constant(0), state),
+            # Else up to ten chunks are in memory at a time.
+            parallel_iterations=1,
         )
         return state
 

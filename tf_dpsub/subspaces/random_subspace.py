@@ -163,7 +163,11 @@ class RandomSubspace(Subspace):
             return i + 1, function(rows, i, state)
 
         _, state = tf.while_loop(
-            lambda i, _: i < pieces, body, (tf.constant(0), state)
+            lambda i, _: i < pieces,
+            body,
+            (tf.constant(0), state),
+            # Else up to ten pieces are in memory at a time.
+            parallel_iterations=1,
         )
         return state
 
