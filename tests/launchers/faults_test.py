@@ -237,5 +237,3 @@ def test_a_damaged_or_foreign_checkpoint_is_refused(
     checkpoint.unlink()
     result = train(SETTINGS, workdir)
     assert result["steps"] == (1 + EPOCHS) * STEPS_PER_EPOCH
-
-

@@ -23,7 +23,12 @@ from tests.subspaces.linear_models import (
 )
 from tf_dpsub import accounting, gradients
 from tf_dpsub.optimizers import GEP
-from tf_dpsub.subspaces import FixedSubspace, PublicSubspace, RandomSubspace
+from tf_dpsub.subspaces import (
+    FixedSubspace,
+    PublicSubspace,
+    RandomSubspace,
+    random_subspace,
+)
 
 RANK = 3
 BATCH = 8
@@ -546,3 +551,53 @@ class TestSerialisation:
         assert len(loaded.ledger.entries) == 1
         basis = matrix_of(loaded.optimizer.subspace)
         assert np.abs(basis.T @ basis - np.eye(4)).max() <= 1e-5
+
+
+def _loops(graph):
+    """Loops of a graph: how many passes may run at once, and their ops."""
+    definition = graph.as_graph_def()
+    functions = {f.signature.name: f for f in definition.library.function}
+    bodies = [definition.node, *(f.node_def for f in functions.values())]
+    for node in (node for body in bodies for node in body):
+        if node.op in ("While", "StatelessWhile"):
+            body = functions[node.attr["body"].func.name]
+            yield (
+                node.attr["parallel_iterations"].i,
+                {n.op for n in body.node_def},
+            )
+
+
+@pytest.mark.parametrize("kind", ["public", "random"])
+def test_one_microbatch_is_in_memory_at_a_time(monkeypatch, kind):
+    """Neither do several chunks of public examples, or of a basis, meet."""
+    if kind == "public":
+        x = np.tile(X, [100, 1])
+        subspace = PublicSubspace(x, np.ones((len(x), 1)), rank=RANK)
+    else:
+        monkeypatch.setattr(random_subspace, "_STORED", 0)
+        monkeypatch.setattr(random_subspace, "_DRAWN", RANK)
+        subspace = RandomSubspace(rank=RANK)
+    model = make_private(
+        GEP(
+            keras.optimizers.SGD(0.1),
+            subspace=subspace,
+            noise_multiplier=1.0,
+            l2_norm_clip=1.0,
+            residual_norm_clip=1.0,
+            batch_size=BATCH,
+            microbatch_size=2,
+        )
+    )
+    attach(model)
+    batch = batch_of(model, X, Y)
+
+    @tf.function
+    def step():
+        model.optimizer.prepare(model)
+        return model.training_step(batch)
+
+    loops = list(_loops(step.get_concrete_function().graph))
+    # Passes of Cholesky QR need each other's results.
+    heavy = [at_once for at_once, ops in loops if "Cholesky" not in ops]
+    assert len(heavy) >= 2
+    assert set(heavy) == {1}
