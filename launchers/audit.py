@@ -22,7 +22,7 @@ import time
 import numpy as np
 from absl import app, flags, logging
 
-from launchers import figures, native_logs, whole_file
+from launchers import figures, membership, native_logs, whole_file
 from launchers.workdir_flag import WORKDIR
 
 _MECHANISMS = flags.DEFINE_list(
@@ -32,12 +32,23 @@ _LONG = flags.DEFINE_bool("long", False, "Take as many cases as for a release.")
 _MEMBERSHIP = flags.DEFINE_bool(
     "membership", True, "Train on digits, and infer who was trained on."
 )
+_SHADOW_MODELS = flags.DEFINE_integer(
+    "shadow_models",
+    0,
+    "Models to train beside each that is attacked, for the likelihood ratio "
+    "attack; a dozen tells something, each takes as long as the run itself.",
+)
 _DELTA = 1e-5
 _STEP_EPSILON = 1.0
 _CLIP, _RESIDUAL_CLIP = 0.7, 0.2
 _RANK, _CARRIER_RANK = 5, 2
 # Of runs on digits.
-_RUN_EPSILON, _EPOCHS, _BATCH_SIZE = 8.0, 100, 100
+_RUN_EPSILON = 8.0
+_ATTACKS = {
+    "loss_threshold": "loss threshold",
+    "classifier": "classifier",
+    "likelihood_ratio": "likelihood ratio",
+}
 NAMES = (
     "DP-SGD",
     "PDP-SGD",
@@ -125,14 +136,15 @@ def maker(name, epsilon, *, batch_size, sampling_rate=1.0, steps=1):
     return made
 
 
-def audited(name, sizes, membership=True):
+def audited(name, sizes, infers=True, shadow_models=0):
     """What the audit of one mechanism came to, as what JSON can hold.
 
     Args:
         name: string, one of `NAMES`.
         sizes: `Sizes`.
-        membership: bool, whether models are trained on digits. Defaults to
-            `True`.
+        infers: bool, whether models are trained on digits, and attacked.
+            Defaults to `True`.
+        shadow_models: int, for these attacks. Defaults to `0`.
     """
     from tf_dpsub import auditing
 
@@ -167,70 +179,52 @@ def audited(name, sizes, membership=True):
         "findings": [dataclasses.asdict(f) for f in findings],
         "passed": all(f.passed for f in findings),
     }
-    if membership:
-        found["membership"] = dataclasses.asdict(attacked(name))
+    if infers:
+        found["membership"] = dataclasses.asdict(attacked(name, shadow_models))
     found["seconds"] = time.monotonic() - began
     return found
 
 
-def attacked(name=None):
-    """Membership inference on digits, of which half have random labels.
-
-    Digits are too easy: one learns them without members. Random labels can only
-    be known by heart.
+def attacked(name=None, shadow_models=0):
+    """Membership inference against a mechanism, with ε = 8, on digits.
 
     Args:
         name: string, one of `NAMES`; None for training that is not private.
+        shadow_models: int. Defaults to `0`.
 
     Returns:
-        A `tf_dpsub.auditing.Membership`, of the loss threshold attack.
+        A `membership.Attacks`.
     """
     import keras
-    import tensorflow as tf
 
     import tf_dpsub
-    from tf_dpsub import auditing
 
-    loaded = tf_dpsub.data.load("digits")
-    half = len(loaded.y_train) // 2
-    generator = np.random.default_rng(0)
-    random = generator.integers(0, loaded.num_classes, len(loaded.y_train))
-    labels = np.where(
-        generator.random(len(random)) < 0.5, random, loaded.y_train
-    )
-    members, others = (
-        (loaded.x_train[part], labels[part])
-        for part in (slice(0, half), slice(half, 2 * half))
-    )
-    keras.utils.set_random_seed(0)
-    model = tf_dpsub.models.get(
-        "mlp", loaded.input_shape, loaded.num_classes, hidden=(128,)
-    )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    inner = keras.optimizers.SGD(0.5, momentum=0.9)
-    if name is None:
-        model.compile(keras.optimizers.Adam(3e-3), loss)
-        model.fit(*members, batch_size=32, epochs=_EPOCHS, verbose=0)
-    else:
+
+    def train(x, y, seed):
+        keras.utils.set_random_seed(seed)
+        model = tf_dpsub.models.get("mlp", x.shape[1:], 10, hidden=(128,))
+        if name is None:
+            model.compile(keras.optimizers.Adam(3e-3), loss)
+            model.fit(x, y, 32, membership.EPOCHS, verbose=0)
+            return model
         if name.startswith("RGP"):
             tf_dpsub.layers.reparametrize(model, _CARRIER_RANK)
         private = tf_dpsub.make_private(model)
+        batch_size = membership.BATCH_SIZE
         make = maker(
             name,
             _RUN_EPSILON,
-            batch_size=_BATCH_SIZE,
-            sampling_rate=_BATCH_SIZE / half,
-            steps=_EPOCHS * math.ceil(half / _BATCH_SIZE),
+            batch_size=batch_size,
+            sampling_rate=batch_size / len(x),
+            steps=membership.EPOCHS * math.ceil(len(x) / batch_size),
         )
+        inner = keras.optimizers.SGD(0.5, momentum=0.9)
         private.compile(make(inner, model.count_params()), loss)
-        private.fit(*members, epochs=_EPOCHS, verbose=0)
-    losses = [
-        keras.losses.sparse_categorical_crossentropy(
-            y, tf.convert_to_tensor(model.predict(x, verbose=0)), True
-        ).numpy()
-        for x, y in (members, others)
-    ]
-    return auditing.loss_threshold_attack(*losses)
+        private.fit(x, y, epochs=membership.EPOCHS, verbose=0)
+        return model
+
+    return membership.attacked(train, shadow_models)
 
 
 def write(results, plain, folder, command):
@@ -238,7 +232,7 @@ def write(results, plain, folder, command):
 
     Args:
         results: list of what `audited` returned.
-        plain: `tf_dpsub.auditing.Membership` without privacy, or None.
+        plain: `membership.Attacks` without privacy, or None.
         folder: `pathlib.Path`.
         command: string, what made it.
     """
@@ -276,8 +270,8 @@ def markdown(results, plain, command):
         "what is released, the most that was found, of what is claimed.",
         "",
         "| mechanism | variance | movement | ε of one step ≥ | ε of one run ≥ "
-        "| membership | AUC |",
-        "|---|---|---|---|---|---|---|",
+        f"| {' | '.join(_ATTACKS.values())} |",
+        "|---|---|---|---|---|" + "---|" * len(_ATTACKS),
     ]
     for result in results:
         value = {f["check"]: f["value"] for f in result["findings"]}
@@ -291,21 +285,29 @@ def markdown(results, plain, command):
         lines.append(f"| not private | | | | | {shares} |")
         lines += [
             "",
-            "Membership: right answers of the loss threshold attack on digits, "
-            "half of them with random labels, with the 95 % interval; private "
-            f"runs have ε = {_RUN_EPSILON:g}. Guessing has 50 %.",
+            "Membership: right answers about digits, half of them with random "
+            "labels, with the 95 % interval, and members found where one in a "
+            "hundred others is taken for one; private runs have ε = "
+            f"{_RUN_EPSILON:g}. Guessing has 50 %, and 1 %.",
         ]
     return "\n".join(lines) + "\n"
 
 
-def _shares(membership):
-    if membership is None:
-        return " | "
-    low, high = membership["interval"]
-    return (
-        f"{100 * membership['success']:.1f} % ({100 * low:.1f} to "
-        f"{100 * high:.1f}) | {membership['auc']:.3f}"
-    )
+def _shares(attacks):
+    """Cells of the table, one for each attack."""
+    cells = []
+    for key in _ATTACKS:
+        found = None if attacks is None else attacks[key]
+        if found is None:
+            cells.append("")
+            continue
+        low, high = found["interval"]
+        cells.append(
+            f"{100 * found['success']:.1f} % ({100 * low:.1f} to "
+            f"{100 * high:.1f}), "
+            f"{100 * found['true_positive_rates'][0.01]:.1f} %"
+        )
+    return " | ".join(cells)
 
 
 def draw(results):
@@ -358,8 +360,12 @@ def main(argv):
     for name in names:
         print(f"auditing {name}", flush=True)
         sizes = LONG if _LONG.value else SHORT
-        results.append(audited(name, sizes, _MEMBERSHIP.value))
-    plain = attacked() if _MEMBERSHIP.value else None
+        results.append(
+            audited(name, sizes, _MEMBERSHIP.value, _SHADOW_MODELS.value)
+        )
+    plain = None
+    if _MEMBERSHIP.value:
+        plain = attacked(shadow_models=_SHADOW_MODELS.value)
     command = shlex.join(["tf-dpsub-audit", *sys.argv[1:]])
     write(results, plain, pathlib.Path(WORKDIR.value), command)
     return 0 if all(r["passed"] for r in results) else 1

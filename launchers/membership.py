@@ -1,0 +1,89 @@
+"""Membership inference against models that are trained on digits."""
+
+import dataclasses
+
+import numpy as np
+
+EPOCHS, BATCH_SIZE = 100, 100
+# Its scores look most like normal numbers.
+_SCORE = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Attacks:
+    """What attacks on one model came to, as `tf_dpsub.auditing.Membership`.
+
+    Attributes:
+        loss_threshold: by the loss alone.
+        classifier: by a logistic regression on losses, margins and
+            probabilities.
+        likelihood_ratio: by shadow models; None without any.
+    """
+
+    loss_threshold: object
+    classifier: object
+    likelihood_ratio: object = None
+
+
+def attacked(train, shadow_models=0):
+    """Attacks a model that is trained on a random half of digits.
+
+    Half of the digits have random labels: digits are too easy, one learns them
+    without having seen these; random labels can only be known by heart.
+
+    Args:
+        train: function of images, labels and a seed that returns a trained
+            Keras model, which gives logits.
+        shadow_models: int, how many further models are trained by it, each on
+            a random half, for the likelihood ratio attack. Defaults to `0`.
+
+    Returns:
+        An `Attacks`.
+    """
+    from tf_dpsub import auditing
+
+    x, y = _digits()
+    halves = _random_halves(len(y), 1 + shadow_models)
+    features = [
+        auditing.attack_features(
+            train(x[half], y[half], seed).predict(x, verbose=0), y
+        )
+        for seed, half in enumerate(halves)
+    ]
+    attacked, half = features[0], halves[0]
+    likelihood_ratio = None
+    if shadow_models:
+        likelihood_ratio = auditing.likelihood_ratio_attack(
+            attacked[:, _SCORE],
+            half,
+            np.stack([f[:, _SCORE] for f in features[1:]]),
+            halves[1:],
+        )
+    return Attacks(
+        auditing.loss_threshold_attack(attacked[half, 0], attacked[~half, 0]),
+        auditing.classifier_attack(attacked[half], attacked[~half]),
+        likelihood_ratio,
+    )
+
+
+def _digits():
+    import tf_dpsub
+
+    loaded = tf_dpsub.data.load("digits")
+    generator = np.random.default_rng(0)
+    count = len(loaded.y_train)
+    random = generator.integers(0, loaded.num_classes, count)
+    is_random = generator.random(count) < 0.5
+    return loaded.x_train, np.where(is_random, random, loaded.y_train)
+
+
+def _random_halves(count, models):
+    """Bool array `[models, count]`; shadow models come as complements."""
+    generator = np.random.default_rng(1)
+    halves = []
+    while len(halves) < models:
+        order = generator.permutation(count)
+        half = order < count // 2
+        # So that as many saw each example as did not.
+        halves += [half, ~half] if halves else [half]
+    return np.array(halves[:models])
