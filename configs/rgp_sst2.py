@@ -27,7 +27,7 @@ def get_config():
     config.optimizer_kwargs = {"warmup_steps": 20}
     config.l2_norm_clip = 1.0
     config.inner_optimizer = "Adam"
-    config.learning_rate = 5e-4
+    config.learning_rate = 1e-3
     config.learning_rate_schedule = "linear"
     config.epsilon = 8.0
     config.delta = 1e-5

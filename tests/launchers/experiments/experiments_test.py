@@ -231,7 +231,7 @@ def test_rgp_and_dpsgd_share_their_rates(inputs):
         expected.learning_rate = trial.config.learning_rate
         assert trial.config.to_dict() == expected.to_dict()
     assert rates["RGP"] == rates["DP-SGD"]
-    assert len(set(rates["RGP"])) == 3
+    assert len(set(rates["RGP"])) == 4
 
 
 @pytest.mark.parametrize(
