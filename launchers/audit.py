@@ -38,6 +38,11 @@ _SHADOW_MODELS = flags.DEFINE_integer(
     "Models to train beside each that is attacked, for the likelihood ratio "
     "attack; a dozen tells something, each takes as long as the run itself.",
 )
+flags.register_validator(
+    "shadow_models",
+    lambda count: count == 0 or count >= 4,
+    "Expected four shadow models at least, or none: two see each example.",
+)
 _DELTA = 1e-5
 _STEP_EPSILON = 1.0
 _CLIP, _RESIDUAL_CLIP = 0.7, 0.2

@@ -35,7 +35,8 @@ def attacked(train, shadow_models=0):
         train: function of images, labels and a seed that returns a trained
             Keras model, which gives logits.
         shadow_models: int, how many further models are trained by it, each on
-            a random half, for the likelihood ratio attack. Defaults to `0`.
+            a random half, for the likelihood ratio attack: four at least, or
+            none. Defaults to `0`.
 
     Returns:
         An `Attacks`.
@@ -50,18 +51,18 @@ def attacked(train, shadow_models=0):
         )
         for seed, half in enumerate(halves)
     ]
-    attacked, half = features[0], halves[0]
+    own, half = features[0], halves[0]
     likelihood_ratio = None
     if shadow_models:
         likelihood_ratio = auditing.likelihood_ratio_attack(
-            attacked[:, _SCORE],
+            own[:, _SCORE],
             half,
             np.stack([f[:, _SCORE] for f in features[1:]]),
             halves[1:],
         )
     return Attacks(
-        auditing.loss_threshold_attack(attacked[half, 0], attacked[~half, 0]),
-        auditing.classifier_attack(attacked[half], attacked[~half]),
+        auditing.loss_threshold_attack(own[half, 0], own[~half, 0]),
+        auditing.classifier_attack(own[half], own[~half]),
         likelihood_ratio,
     )
 

@@ -396,10 +396,11 @@ class PrivateModel(keras.Model):
         except _LOST_WORKER as error:
             if not self._is_one_of_several_workers:
                 raise
+            first = (error.message.splitlines() or [""])[0]
             raise ConnectionError(
                 "Expected all workers to train to the end, got an error of one "
-                f"that is lost: {error.message.splitlines()[0]} Start all of "
-                "them again, from the last checkpoint."
+                f"that is lost: {first} Start all of them again, from the last "
+                "checkpoint."
             ) from error
         finally:
             self._end_run()

@@ -99,6 +99,7 @@ def test_program(tmp_path):
     [
         ([], "got no workdir"),
         (["--workdir=x", "--mechanisms=SGD"], "got mechanisms SGD"),
+        (["--workdir=x", "--shadow_models=3"], "four shadow models at least"),
     ],
 )
 def test_wrong_flags(flags, message):
