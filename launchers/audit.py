@@ -155,11 +155,16 @@ def audited(name, sizes, infers=True, shadow_models=0):
 
     began = time.monotonic()
     is_rgp = name.startswith("RGP")
-    step = auditing.MechanismAudit(
-        maker(name, _STEP_EPSILON, batch_size=16),
-        carrier_rank=_CARRIER_RANK if is_rgp else None,
+    step, half_precision = (
+        auditing.MechanismAudit(
+            maker(name, _STEP_EPSILON, batch_size=16),
+            carrier_rank=_CARRIER_RANK if is_rgp else None,
+            dtype_policy=policy,
+        )
+        for policy in ("float32", "mixed_float16")
     )
     findings = step.run(steps=sizes.steps, cases=sizes.cases, runs=sizes.runs)
+    findings += half_precision.check_sensitivity(sizes.cases)
     run = auditing.audit_by_gradients(
         maker(name, _STEP_EPSILON, batch_size=sizes.canaries),
         canaries=sizes.canaries,
@@ -280,9 +285,10 @@ def markdown(results, plain, command):
     ]
     for result in results:
         value = {f["check"]: f["value"] for f in result["findings"]}
+        movement = max(v for c, v in value.items() if "sensitivity" in c)
         lines.append(
             f"| {result['mechanism']} | {value['variance']:.3f} | "
-            f"{value['sensitivity']:.6f} | {value['epsilon']:.2f} | "
+            f"{movement:.6f} | {value['epsilon']:.2f} | "
             f"{value['one run']:.2f} | {_shares(result.get('membership'))} |"
         )
     if plain is not None:

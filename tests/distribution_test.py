@@ -10,6 +10,7 @@ import sys
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from tests import workers
 from tests.distributed_training import (
@@ -83,14 +84,26 @@ def test_evaluate_and_predict_as_one(one, several):
     assert together["evaluated"][0] == pytest.approx(together["val_loss"][-1])
 
 
+def noise_of(found):
+    """What was added in one step, in standard deviations of it."""
+    added = np.subtract(
+        found["with noise"]["change"], found["without noise"]["change"]
+    )
+    return added / (RATE * 50 * CLIP / EXAMPLES)
+
+
 def test_noise_is_that_of_one_draw(several):
     """With a key of the operating system."""
-    noise = np.subtract(
-        several["with noise"]["change"], several["without noise"]["change"]
-    )
-    stddev = RATE * 50 * CLIP / EXAMPLES
+    noise = noise_of(several)
     # 429 numbers: five standard deviations. Two draws would give 2.
-    assert np.mean((noise / stddev) ** 2) == pytest.approx(1, abs=0.35)
+    assert np.mean(noise**2) == pytest.approx(1, abs=0.35)
+    assert stats.kstest(noise, "norm").pvalue > 1e-6
+
+
+def test_every_run_draws_its_own_noise(one, mirrored, of_workers):
+    runs = [noise_of(found) for found in (one, mirrored, of_workers[0])]
+    correlations = np.corrcoef(runs) - np.eye(3)
+    assert np.abs(correlations).max() < 5.5 / np.sqrt(len(runs[0]))
 
 
 def test_workers_have_the_same_weights(of_workers):

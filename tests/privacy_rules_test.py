@@ -233,6 +233,7 @@ class RecordKeys(keras.callbacks.Callback):
 
 
 class TestKeys:
+    @pytest.mark.filterwarnings("ignore:Expected a ledger_path:UserWarning")
     def test_are_in_no_file(self, tmp_path, secrets_drawn):
         record = RecordKeys()
         model = private(linear(), dpsgd(keras.optimizers.Adam()))

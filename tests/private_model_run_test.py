@@ -4,12 +4,14 @@ import keras
 import numpy as np
 import pytest
 
+import tf_dpsub
 from tests.private_model_test import (
     X,
     Y,
     assert_same_weights,
     dpsgd,
     linear,
+    loss,
     private,
     twin,
 )
@@ -134,6 +136,7 @@ class TestCallbacks:
             model.fit(X, Y, callbacks=listed, verbose=0)
         assert sum(entry.epochs for entry in model.ledger.entries) == 3
 
+    @pytest.mark.filterwarnings("ignore:Expected a ledger_path:UserWarning")
     def test_resumes_after_a_crash(self, tmp_path):
         class Crash(keras.callbacks.Callback):
             def on_epoch_begin(self, epoch, logs=None):
@@ -152,3 +155,14 @@ class TestCallbacks:
         fit(again)
         # Two epochs of each: what the first one spent is not forgotten.
         assert again.ledger.steps == int(again.optimizer.iterations) == 20
+
+    @pytest.mark.parametrize("with_ledger", [True, False])
+    def test_backups_want_a_ledger(self, tmp_path, recwarn, with_ledger):
+        path = tmp_path / "ledger.json" if with_ledger else None
+        model = tf_dpsub.make_private(linear(), ledger_path=path)
+        model.compile(dpsgd(), loss())
+        backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
+        model.fit(X, Y, callbacks=[[backup]], verbose=0)
+        told = [w for w in recwarn if "ledger_path" in str(w.message)]
+        assert len(told) == (0 if with_ledger else 1)
+        assert all(w.filename == __file__ for w in told)

@@ -4,6 +4,8 @@ import copy
 import dataclasses
 import functools
 import itertools
+import traceback
+import warnings
 
 import keras
 import numpy as np
@@ -96,7 +98,8 @@ def make_private(model, *, ledger_path=None):
     Args:
         model: built `keras.Model`.
         ledger_path: string, a file in which steps are recorded before they
-            run, so that a crash loses none. An existing file is continued.
+            run, so that a crash loses none, before a run goes on from a
+            checkpoint or `BackupAndRestore` too. An existing file is continued.
             Defaults to `None`.
 
     Returns:
@@ -337,6 +340,7 @@ class PrivateModel(keras.Model):
             private_selection.require_public_selection(
                 callbacks, public_validation
             )
+        self._warn_of_backups(callbacks)
         if class_weight is not None:
             if sample_weight is not None or y is None:
                 raise ValueError(
@@ -397,6 +401,8 @@ class PrivateModel(keras.Model):
             if not self._is_one_of_several_workers:
                 raise
             first = (error.message.splitlines() or [""])[0]
+            # They hold a pool of threads that complains if Python ends first.
+            traceback.clear_frames(error.__traceback__)
             raise ConnectionError(
                 "Expected all workers to train to the end, got an error of one "
                 f"that is lost: {first} Start all of them again, from the last "
@@ -404,6 +410,20 @@ class PrivateModel(keras.Model):
             ) from error
         finally:
             self._end_run()
+
+    def _warn_of_backups(self, callbacks):
+        backs_up = any(
+            isinstance(callback, keras.callbacks.BackupAndRestore)
+            for callback in _flat_callbacks(callbacks)
+        )
+        writes = self.distribute_strategy.extended.should_checkpoint
+        if backs_up and writes and self.ledger.path is None:
+            warnings.warn(
+                "Expected a ledger_path beside BackupAndRestore, got none: "
+                "steps since the last backup would be forgotten if the process "
+                "died, and epsilon reported too low. Pass it to make_private.",
+                stacklevel=3,
+            )
 
     @property
     def _is_one_of_several_workers(self):
@@ -871,6 +891,23 @@ class PrivateModel(keras.Model):
 
     # Saving.
 
+    def load_weights(self, filepath, *args, **kwargs):
+        """As of any model, and its ledger's steps are added to those here.
+
+        Raises:
+            OSError: if the file is not whole.
+        """
+        try:
+            super().load_weights(filepath, *args, **kwargs)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise OSError(
+                f"Expected a file of weights that is whole, got {filepath}: "
+                f"{error}. Go on from an earlier one, or remove it to begin "
+                "anew."
+            ) from error
+
     def save_own_variables(self, store):
         ledger = self.ledger.to_json().encode()
         store["ledger"] = np.frombuffer(ledger, np.uint8)
@@ -930,10 +967,14 @@ class _EpochCounter(keras.callbacks.Callback):
         self.model.current_run.begin_epoch(epoch)
 
 
+def _flat_callbacks(callbacks):
+    return tree.flatten(getattr(callbacks, "callbacks", callbacks) or [])
+
+
 def _with_epoch_counter(callbacks):
     counter = _EpochCounter()
     if not isinstance(callbacks, keras.callbacks.CallbackList):
-        return [counter, *tree.flatten(callbacks or [])]
+        return [counter, *_flat_callbacks(callbacks)]
     # A list of the caller's, who may use it for several runs.
     if not any(isinstance(c, _EpochCounter) for c in callbacks.callbacks):
         counter.set_model(callbacks.model)

@@ -61,8 +61,9 @@ MECHANISMS = {
 }
 
 
-def audit_of(make, name=""):
-    return MechanismAudit(make, carrier_rank=2 if name == "RGP" else None)
+def audit_of(make, name="", **settings):
+    carrier_rank = 2 if name == "RGP" else None
+    return MechanismAudit(make, carrier_rank=carrier_rank, **settings)
 
 
 @pytest.mark.parametrize("name", MECHANISMS)

@@ -6,6 +6,7 @@ what the mechanism claims, said here once more, apart from its own code.
 """
 
 import dataclasses
+import functools
 import math
 
 import keras
@@ -94,14 +95,24 @@ class MechanismAudit:
             noise, without a seed.
         carrier_rank: int, for `RGP`, the rank of carriers. Defaults to `None`.
         batch_size: int, rows of a batch. Defaults to `16`.
+        dtype_policy: string, of the model; in `"mixed_float16"` large numbers
+            overflow on the way. Defaults to `"float32"`.
 
     Attributes:
         optimizer: what `make_optimizer` returned.
     """
 
-    def __init__(self, make_optimizer, *, carrier_rank=None, batch_size=16):
+    def __init__(
+        self,
+        make_optimizer,
+        *,
+        carrier_rank=None,
+        batch_size=16,
+        dtype_policy="float32",
+    ):
         self.batch_size = batch_size
-        model = _linear_model()
+        self._dtype_policy = dtype_policy
+        model = _linear_model(dtype_policy)
         if carrier_rank is not None:
             tf_dpsub.layers.reparametrize(model, carrier_rank)
         self.optimizer = make_optimizer(
@@ -126,6 +137,7 @@ class MechanismAudit:
         self._claims = claims(self.optimizer, len(shapes))
         self._many = tf.function(self._traced_steps, autograph=False)
         self._sums = tf.function(self._traced_sums, autograph=False)
+        self._ascent = tf.function(self._traced_ascent, autograph=False)
 
     # What the mechanism does.
 
@@ -173,8 +185,47 @@ class MechanismAudit:
         found = self._sums(self._batch(batch, rows))
         return [np.ravel(s).astype(float) for s in found]
 
+    def ascent(self, batch):
+        """Along what inputs and targets the last example moves sums further.
+
+        Returns:
+            Tuple of arrays as those of the batch; zeros where nothing does.
+        """
+        return tuple(g.numpy() for g in self._ascent(*batch))
+
     def _traced_sums(self, data):
         return self.optimizer.released_sums(self._model.training_step(data))
+
+    def _traced_ascent(self, x, y):
+        """Gradients of how far the last example moves the part it moves most.
+
+        Zero where they are not finite, as those of a norm of zero.
+        """
+        sums, tapes = [], []
+        for rows in (None, self.batch_size - 1):
+            with tf.GradientTape() as tape:
+                tape.watch([x, y])
+                sums.append(self._traced_sums(self._batch((x, y), rows)))
+            tapes.append(tape)
+        moved = [a - b for a, b in zip(*sums)]
+        shares = {}
+        for claim, m in zip(self._claims, moved):
+            share = tf.reduce_sum(tf.cast(m, tf.float64) ** 2)
+            shares[claim] = shares.get(claim, 0.0) + share
+        shares = {c: s / c.sensitivity**2 for c, s in shares.items()}
+        most = functools.reduce(tf.maximum, shares.values())
+        ascent = [tf.zeros_like(x), tf.zeros_like(y)]
+        for sign, tape, parts in zip((1, -1), tapes, sums):
+            along = [
+                sign * m * tf.cast(shares[c] >= most, m.dtype)
+                for c, m in zip(self._claims, moved)
+            ]
+            found = tape.gradient(parts, [x, y], output_gradients=along)
+            ascent = [
+                a if f is None else a + tf.where(tf.math.is_finite(f), f, 0)
+                for a, f in zip(ascent, found)
+            ]
+        return ascent
 
     def _traced_steps(self, data, steps):
         numbers = sum(self._sizes)
@@ -310,8 +361,9 @@ class MechanismAudit:
 
         Neighbouring batches are drawn of kinds that are hard: gradients that
         are huge, tiny, zero, not finite, denormal, repeated, of one kernel
-        alone, as large as the clip, or such that rounding of sums differs. From
-        the worst of them the search goes on by changing it.
+        alone, as large as the clip, or such that rounding of sums differs. The
+        search goes on from the worst of them by changing it at random, and from
+        others by gradient ascent.
 
         Args:
             cases: int, pairs of batches. Defaults to `300`.
@@ -322,19 +374,26 @@ class MechanismAudit:
         """
         generator = np.random.default_rng(seed)
         worst, worst_batch = 0.0, None
+        climb = _Climb(self, generator)
         for k in range(cases):
-            if worst_batch is not None and k % 3 == 2:
+            if k % 3 == 0 or worst_batch is None:
+                batch = _hard_batch(self, generator, k // 3)
+            elif k % 3 == 1:
                 batch = _mutated(worst_batch, generator)
             else:
-                batch = _hard_batch(self, generator, k)
-            moved = self._movement(batch)
+                batch = climb.next_batch()
+            moved = self.movement(batch)
+            if k % 3 == 2:
+                climb.tell(batch, moved)
             if not moved <= worst:
                 worst, worst_batch = moved, batch
             if math.isnan(worst):
                 break
+        policy = self._dtype_policy
+        in_policy = "" if policy == "float32" else f", {policy}"
         return [
             Finding(
-                check="sensitivity",
+                check=f"sensitivity{in_policy}",
                 passed=worst <= 1,
                 value=worst,
                 detail=f"Of {cases} pairs of batches, one example moves what "
@@ -342,8 +401,16 @@ class MechanismAudit:
             )
         ]
 
-    def _movement(self, batch):
-        """How far the last example moves each part, in its sensitivity."""
+    def movement(self, batch):
+        """How far the last example moves what is released.
+
+        Args:
+            batch: tuple of inputs and targets.
+
+        Returns:
+            Float, as a share of the claimed sensitivity; of several parts with
+            claims of their own, the largest share.
+        """
         moved = {}
         for claim, part in zip(self._claims, self._moved(batch)):
             moved[claim] = moved.get(claim, 0.0) + float(np.sum(part**2))
@@ -441,7 +508,16 @@ class MechanismAudit:
         ]
 
 
-def _linear_model():
+def _linear_model(dtype_policy):
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(dtype_policy)
+    try:
+        return _two_kernels()
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
+def _two_kernels():
     inputs = keras.Input([sum(_INPUTS)])
     outputs, start = [], 0
     for k, (p, d) in enumerate(_KERNELS):
@@ -639,3 +715,54 @@ def _mutated(batch, generator):
         if generator.random() < 0.3:
             part[rows] *= np.float32(generator.choice([0.5, 2.0, 100.0]))
     return x, y
+
+
+class _Climb:
+    """Gradient ascent on how far the last example moves what is released.
+
+    Args:
+        audit: `MechanismAudit`.
+        generator: `numpy.random.Generator`, of where it begins.
+    """
+
+    _STEPS = 30
+
+    def __init__(self, audit, generator):
+        self._audit = audit
+        self._generator = generator
+        self._begin()
+
+    def _begin(self):
+        clip = self._audit.optimizer.l2_norm_clip
+        scale = clip * float(self._generator.choice([0.03, 0.3, 1.0, 30.0]))
+        self._batch = self._audit.random(self._generator, scale)
+        self._ascent = None
+        self._moved, self._size, self._left = -1.0, 0.3, self._STEPS
+
+    def next_batch(self):
+        """The batch to look at."""
+        if self._left == 0:
+            self._begin()
+        self._left -= 1
+        if self._moved < 0:
+            return self._batch
+        if self._ascent is None:
+            self._ascent = self._audit.ascent(self._batch)
+        return tuple(
+            _along(a, g, self._size) for a, g in zip(self._batch, self._ascent)
+        )
+
+    def tell(self, batch, moved):
+        """How far it moves: from there on, or less far from before."""
+        if moved > self._moved:
+            self._batch, self._moved, self._ascent = batch, moved, None
+        else:
+            self._size /= 4
+
+
+def _along(array, gradient, size):
+    norm = np.linalg.norm(gradient.astype(float))
+    if norm == 0:
+        return array
+    step = size * np.linalg.norm(array.astype(float)) / norm
+    return (array + step * gradient).astype(np.float32)
