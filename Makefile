@@ -5,6 +5,7 @@
 # make buildifier  check BUILD and MODULE.bazel (needs Node.js)
 # make parity      compare with TensorFlow Privacy (needs Python 3.11)
 # make benchmark   time of a step against the same model in plain Keras
+# make bench       time of a step against other libraries (needs Python 3.11)
 # make clean       remove what programs wrote; `make distclean` also .venv*
 #
 # Each makes the environment it needs: .venv, with python3 or the first of
@@ -35,9 +36,12 @@ RUN := $(VENV)/bin/python
 INSTALL := -m pip install -q --prefer-binary --disable-pip-version-check
 
 # TensorFlow Privacy's last TensorFlow runs on no later Python.
-PYTHON311 = $(or $(call first,python3.11),$(error Comparing with TensorFlow \
-	Privacy needs python3.11, which is not on the PATH))
+PYTHON311 = $(or $(call first,python3.11),$(error Comparing with other \
+	libraries needs python3.11, which is not on the PATH))
 ORACLE := .venv-parity
+# Other libraries that the benchmarks compare with, each on its own.
+OPACUS := .venv-opacus
+JAX := .venv-jax
 
 # Tests run one a core, but few enough at once for a laptop's memory.
 PYTEST := $(RUN) -m pytest -n logical --maxprocesses 4 --dist worksteal -rs
@@ -46,7 +50,7 @@ BUILDIFIER := npx --yes @bazel/buildifier@8.2.1
 
 .DEFAULT_GOAL := test
 .PHONY: environment demo test unit lint format buildifier parity benchmark \
-	clean distclean
+	bench clean distclean
 
 environment: $(VENV)/installed
 
@@ -65,6 +69,19 @@ $(ORACLE)/installed: Makefile
 	@echo "Installing into $(ORACLE): a few minutes the first time."
 	$(ORACLE)/bin/python $(INSTALL) \
 		tensorflow-privacy==0.9.0 tensorflow==2.15.1
+	@touch $@
+
+$(OPACUS)/installed: Makefile
+	$(PYTHON311) -m venv --clear $(OPACUS)
+	@echo "Installing into $(OPACUS): a few minutes the first time."
+	$(OPACUS)/bin/python $(INSTALL) torch==2.13.0 opacus==1.6.0
+	@touch $@
+
+$(JAX)/installed: Makefile
+	$(PYTHON311) -m venv --clear $(JAX)
+	@echo "Installing into $(JAX): a few minutes the first time."
+	$(JAX)/bin/python $(INSTALL) \
+		jax-privacy==2.0.0 jax==0.10.2 optax==0.2.8
 	@touch $@
 
 demo: environment
@@ -102,6 +119,9 @@ benchmark: environment
 	$(RUN) -m benchmarks.rgp_step --policy=mixed_bfloat16
 	$(RUN) -m benchmarks.rgp_step --model=wrn28_4 --rank=16 --blocks=3
 	$(RUN) -m benchmarks.spectrum_time
+
+bench: environment $(ORACLE)/installed $(OPACUS)/installed $(JAX)/installed
+	$(RUN) -m benchmarks.peers.compare
 
 clean:
 	rm -rf out build dist *.egg-info .hypothesis .pytest_cache .ruff_cache

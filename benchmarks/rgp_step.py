@@ -23,7 +23,9 @@ from absl import app, flags
 import tf_dpsub
 from benchmarks import steps as timed
 
-_MODEL = flags.DEFINE_enum("model", "bert", ["bert", "wrn28_4"], "Which one.")
+_MODEL = flags.DEFINE_enum(
+    "model", "bert_frozen", ["bert_frozen", "wrn28_4"], "Which one."
+)
 _POLICY = flags.DEFINE_enum(
     "policy", "float32", ["float32", "mixed_bfloat16"], "Its dtype policy."
 )
@@ -31,16 +33,18 @@ _RANK = flags.DEFINE_integer("rank", 8, "Rank of the carriers.")
 _BLOCKS = flags.DEFINE_integer("blocks", 7, "Blocks of steps of each kind.")
 _MEMORY = flags.DEFINE_bool("memory", False, "Memory of BERT-base instead.")
 
-_BERT_BASE = functools.partial(timed.bert, layers=12, width=768, length=128)
+
+def _bert_base():
+    return timed.bert(12, 768, 128), *timed.bert_data(32, 128)
 
 
 def _plain_step(build):
-    model, x, y, _ = build()
-    return timed.step(model, x, y, keras.optimizers.SGD(0.01), len(y)), model
+    model, x, y = build()
+    return timed.step(model, x, y, keras.optimizers.SGD(0.01)), model
 
 
 def _rgp_step(build, rank, microbatch_size=None):
-    model, x, y, _ = build()
+    model, x, y = build()
     # Not a clone, in which embeddings would be trainable again.
     private = tf_dpsub.make_private(tf_dpsub.layers.reparametrize(model, rank))
     optimizer = tf_dpsub.optimizers.RGP(
@@ -50,15 +54,15 @@ def _rgp_step(build, rank, microbatch_size=None):
         batch_size=len(y),
         microbatch_size=microbatch_size,
     )
-    return timed.step(private, x, y, optimizer, len(y)), private
+    return timed.step(private, x, y, optimizer), private
 
 
 def _peak(rank, microbatch_size):
     """MiB at the peak of this process, which makes two steps."""
     if rank is None:
-        step, _ = _plain_step(_BERT_BASE)
+        step, _ = _plain_step(_bert_base)
     else:
-        step, _ = _rgp_step(_BERT_BASE, rank, microbatch_size)
+        step, _ = _rgp_step(_bert_base, rank, microbatch_size)
     for _ in range(2):
         step()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
@@ -84,11 +88,10 @@ def memory(rank):
 
 def measure(build, rank, blocks):
     """Step times of plain training and of RGP, and their ratio."""
-    _, _, y, count = build()
     plain, model = _plain_step(build)
     rgp, private = _rgp_step(build, rank)
     optimizer = private.optimizer
-    times = timed.measure_steps({"plain": plain, "RGP": rgp}, count, blocks)
+    times = timed.measure_steps({"plain": plain, "RGP": rgp}, blocks)
     refresh = tf.function(lambda: optimizer.prepare(private), autograph=False)
     refresh()
     start = time.perf_counter()
@@ -98,7 +101,7 @@ def measure(build, rank, blocks):
     medians = {name: statistics.median(t) for name, t in times.items()}
     return {
         "parameters": model.count_params(),
-        "batch": len(y),
+        "batch": int(optimizer.batch_size),
         "reparametrized layers": len(
             tf_dpsub.layers.reparametrized_layers(private.model)
         ),
@@ -115,8 +118,8 @@ def main(_):
         print(json.dumps(memory(_RANK.value), indent=2))
         return
     keras.config.set_dtype_policy(_POLICY.value)
-    builders = {"bert": timed.bert, "wrn28_4": timed.wrn28_4}
-    result = measure(builders[_MODEL.value], _RANK.value, _BLOCKS.value)
+    build = functools.partial(timed.built, _MODEL.value)
+    result = measure(build, _RANK.value, _BLOCKS.value)
     print(json.dumps(result, indent=2))
 
 

@@ -18,7 +18,9 @@ import tf_dpsub
 from benchmarks import steps as timed
 from tests import workers
 
-_MODEL = flags.DEFINE_enum("model", "resnet20", ["resnet20", "bert"], "Which.")
+_MODEL = flags.DEFINE_enum(
+    "model", "resnet20", ["resnet20", "bert_frozen"], "Which."
+)
 _ROUNDS = flags.DEFINE_integer("rounds", 3, "How often each is measured.")
 _CORE = flags.DEFINE_integer("core", None, "Of a worker; set by the program.")
 
@@ -42,8 +44,7 @@ def work(core, name):
     os.sched_setaffinity(0, {core})
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     with strategy.scope():
-        build = {"resnet20": timed.resnet20, "bert": timed.bert}[name]
-        plain, x, y, _ = build()
+        plain, x, y = timed.built(name)
         model = tf_dpsub.make_private(plain)
         model.compile(
             tf_dpsub.optimizers.DPSGD(

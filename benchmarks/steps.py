@@ -1,6 +1,7 @@
 """Training steps that can be timed side by side."""
 
 import functools
+import math
 import time
 
 import keras
@@ -8,30 +9,59 @@ import numpy as np
 import tensorflow as tf
 
 import tf_dpsub
+from benchmarks.peers import workloads
+
+# Seconds.
+_SHORTEST_BLOCK = 0.1
 
 
-def cnn():
-    """The 26,010-parameter network of the PDP-SGD paper, batch 250."""
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(250, 28, 28, 1)).astype("float32")
-    y = rng.integers(0, 10, 250)
-    return tf_dpsub.models.mnist_cnn(), x, y, 20
+def built(name):
+    """The model of a workload, and its batch.
+
+    Args:
+        name: string, one of `benchmarks.peers.workloads.WORKLOADS`.
+
+    Returns:
+        Model, inputs and labels.
+    """
+    workload = workloads.WORKLOADS[name]
+    x, y = workloads.data(name)
+    if workload.image is not None:
+        return _OF_IMAGES[name](), x, y
+    if name == "lstm":
+        return _lstm(workload.vocabulary), x, y
+    padding_mask = np.ones_like(x)
+    if workload.is_language_model:
+        return (
+            _gpt2(workload.vocabulary, workload.tokens),
+            {"token_ids": x, "padding_mask": padding_mask},
+            y,
+        )
+    model = bert(
+        length=workload.tokens, frozen=workload.trained < workload.parameters
+    )
+    inputs = {
+        "token_ids": x,
+        "segment_ids": np.zeros_like(x),
+        "padding_mask": padding_mask,
+    }
+    return model, inputs, y
 
 
-def resnet20():
-    """ResNet-20 with GroupNorm, batch 256."""
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(256, 32, 32, 3)).astype("float32")
-    y = rng.integers(0, 10, 256)
-    return tf_dpsub.models.resnet20_gn(), x, y, 1
+_OF_IMAGES = {
+    "cnn": tf_dpsub.models.mnist_cnn,
+    "mlp": lambda: tf_dpsub.models.get("mlp", (28, 28, 1), 10),
+    "resnet20": tf_dpsub.models.resnet20_gn,
+    "wrn28_4": tf_dpsub.models.wrn28_4_gn,
+}
 
 
-def bert(layers=6, width=384, length=64):
-    """BERT with 6 layers of width 384, embeddings frozen, batch 32 x 64."""
+def bert(layers=6, width=384, length=64, frozen=True):
+    """BERT with a classifier, its embeddings frozen or not."""
     import keras_hub
 
     backbone = keras_hub.models.BertBackbone(
-        vocabulary_size=30522,
+        vocabulary_size=30_522,
         num_layers=layers,
         num_heads=width // 64,
         hidden_dim=width,
@@ -41,37 +71,68 @@ def bert(layers=6, width=384, length=64):
     )
     for layer in backbone.layers:
         if "embedding" in layer.name:
-            layer.trainable = False
+            layer.trainable = not frozen
     outputs = backbone(backbone.input)["pooled_output"]
-    model = keras.Model(backbone.input, keras.layers.Dense(2)(outputs))
+    return keras.Model(backbone.input, keras.layers.Dense(2)(outputs))
+
+
+def bert_data(batch, length):
+    """Random tokens and labels for `bert`."""
     rng = np.random.default_rng(0)
     x = {
-        "token_ids": rng.integers(0, 30522, (32, length)).astype("int32"),
-        "segment_ids": np.zeros((32, length), "int32"),
-        "padding_mask": np.ones((32, length), "int32"),
+        "token_ids": rng.integers(0, 30_522, (batch, length)).astype("int32"),
+        "segment_ids": np.zeros((batch, length), "int32"),
+        "padding_mask": np.ones((batch, length), "int32"),
     }
-    return model, x, rng.integers(0, 2, 32), 1
+    return x, rng.integers(0, 2, batch)
 
 
-def wrn28_4():
-    """WRN-28-4 with GroupNorm, batch 64."""
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(64, 32, 32, 3)).astype("float32")
-    y = rng.integers(0, 10, 64)
-    return tf_dpsub.models.wrn28_4_gn(), x, y, 1
+def _gpt2(vocabulary, length):
+    return tf_dpsub.models.gpt2(
+        vocabulary_size=vocabulary,
+        num_layers=12,
+        num_heads=12,
+        hidden_dim=768,
+        intermediate_dim=3072,
+        max_sequence_length=length,
+        sequence_length=length,
+        dropout=0.0,
+    )
 
 
-def step(model, x, y, optimizer, batch):
-    """A function that makes one training step, on one batch in memory."""
+def _lstm(vocabulary):
+    return keras.Sequential(
+        [
+            keras.Input([None], dtype="int32"),
+            keras.layers.Embedding(vocabulary, 64),
+            keras.layers.LSTM(128),
+            keras.layers.Dense(2),
+        ]
+    )
+
+
+def step(model, x, y, optimizer, metrics=("accuracy",)):
+    """A function that makes one training step, on one batch in memory.
+
+    Args:
+        model: `keras.Model`, or a `tf_dpsub.PrivateModel`.
+        x: structure of arrays, inputs.
+        y: array, labels.
+        optimizer: for the model.
+        metrics: sequence of strings. Defaults to `("accuracy",)`.
+
+    Returns:
+        Function without arguments, which returns the logs of the step.
+    """
     model.compile(
         optimizer,
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"],
+        metrics=list(metrics),
     )
     private = isinstance(model, tf_dpsub.PrivateModel)
     dataset = tf.data.Dataset.from_tensors((x, y)).repeat()
     if private:
-        batches = tf_dpsub.data.PoissonBatches(x, y, batch_size=batch)
+        batches = tf_dpsub.data.PoissonBatches(x, y, batch_size=len(y))
         # As large as every batch here: sampling is not what is measured.
         model.prepare_training(model._distributed(batches).element_spec)
         dataset = model._dataset_of_batches(dataset)
@@ -88,11 +149,9 @@ class _Endless:
     left = None
 
 
-def measure_steps(steps, count, blocks):
-    """Seconds a step of each kind: blocks alternate."""
-    for run in steps.values():
-        for _ in range(3):
-            run()
+def measure_steps(steps, blocks):
+    """Seconds a step of each kind: blocks of steps alternate."""
+    count = max(_steps_in_a_block(run) for run in steps.values())
     times = {name: [] for name in steps}
     for _ in range(blocks):
         for name, run in steps.items():
@@ -102,3 +161,11 @@ def measure_steps(steps, count, blocks):
             float(logs["loss"])
             times[name].append((time.perf_counter() - start) / count)
     return times
+
+
+def _steps_in_a_block(run):
+    for _ in range(3):
+        run()
+    start = time.perf_counter()
+    float(run()["loss"])
+    return math.ceil(_SHORTEST_BLOCK / (time.perf_counter() - start))

@@ -36,7 +36,7 @@ _STEPS_BEFORE = 5
 
 def pdp(blocks):
     """Step times of DP-SGD and PDP-SGD, and their ratio."""
-    model, x, y, count = timed.cnn()
+    model, x, y = timed.built("cnn")
     rng = np.random.default_rng(1)
     x_public = rng.normal(size=(100, 28, 28, 1)).astype("float32")
     subspace = tf_dpsub.subspaces.PublicSubspace(
@@ -59,11 +59,10 @@ def pdp(blocks):
                 noise_multiplier=1.0,
                 batch_size=len(y),
             ),
-            len(y),
         )
         for name, make in optimizers.items()
     }
-    times = timed.measure_steps(steps, count, blocks)
+    times = timed.measure_steps(steps, blocks)
     ratios = [b / a for a, b in zip(times["DP-SGD"], times["PDP-SGD"])]
     return {
         "ms": {k: 1e3 * statistics.median(t) for k, t in times.items()},

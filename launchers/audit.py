@@ -11,9 +11,12 @@ batches and more runs, which is for a release. `table.md`, `audit.json` and
 `audit.png` are written to the workdir; the exit code is 1 if a claim fails.
 """
 
+import concurrent.futures
 import dataclasses
 import json
 import math
+import multiprocessing
+import os
 import pathlib
 import shlex
 import sys
@@ -42,6 +45,13 @@ flags.register_validator(
     "shadow_models",
     lambda count: count == 0 or count >= 4,
     "Expected four shadow models at least, or none: two see each example.",
+)
+_PROCESSES = flags.DEFINE_integer(
+    "processes",
+    None,
+    "Audits that run at once, each on a core; as many as there are cores, "
+    "unless given.",
+    lower_bound=1,
 )
 _DELTA = 1e-5
 _STEP_EPSILON = 1.0
@@ -360,26 +370,48 @@ def main(argv):
             f"error: Expected --workdir, and --mechanisms among "
             f"{', '.join(NAMES)}, got {wrong}."
         )
+    sizes = LONG if _LONG.value else SHORT
+    shadow_models = _SHADOW_MODELS.value
+    with _processes(_PROCESSES.value) as pool:
+        tasks = [
+            pool.submit(audited, name, sizes, _MEMBERSHIP.value, shadow_models)
+            for name in names
+        ]
+        plain = None
+        if _MEMBERSHIP.value:
+            plain = pool.submit(attacked, shadow_models=shadow_models)
+        results = []
+        for name, task in zip(names, tasks):
+            results.append(task.result())
+            took = f"{results[-1]['seconds']:.0f} s"
+            passed = "all claims hold" if results[-1]["passed"] else "FAILED"
+            print(f"{name}: {passed}, {took}", flush=True)
+        plain = None if plain is None else plain.result()
+    command = shlex.join(["tf-dpsub-audit", *sys.argv[1:]])
+    write(results, plain, pathlib.Path(WORKDIR.value), command)
+    return 0 if all(r["passed"] for r in results) else 1
+
+
+def _processes(count):
+    """Processes with TensorFlow, which say nothing but errors."""
+    return concurrent.futures.ProcessPoolExecutor(
+        count or len(os.sched_getaffinity(0)),
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=_begin_quietly,
+    )
+
+
+def _begin_quietly():
     logging.get_absl_handler().setFormatter(None)
     logging.get_absl_logger().setLevel("WARNING")
     with native_logs.dropped():
         import tensorflow as tf
 
+        # What an audit computes is small: threads would wait for each other.
+        tf.config.threading.set_intra_op_parallelism_threads(1)
+        tf.config.threading.set_inter_op_parallelism_threads(1)
         tf.config.list_physical_devices()
         tf.get_logger().setLevel("ERROR")
-    results = []
-    for name in names:
-        print(f"auditing {name}", flush=True)
-        sizes = LONG if _LONG.value else SHORT
-        results.append(
-            audited(name, sizes, _MEMBERSHIP.value, _SHADOW_MODELS.value)
-        )
-    plain = None
-    if _MEMBERSHIP.value:
-        plain = attacked(shadow_models=_SHADOW_MODELS.value)
-    command = shlex.join(["tf-dpsub-audit", *sys.argv[1:]])
-    write(results, plain, pathlib.Path(WORKDIR.value), command)
-    return 0 if all(r["passed"] for r in results) else 1
 
 
 def run():

@@ -1,5 +1,7 @@
 """Which implementation is chosen, and what the log says of it."""
 
+import logging.handlers
+
 import keras
 import numpy as np
 import pytest
@@ -43,6 +45,20 @@ def test_an_unproved_model_falls_back_in_one_line(caplog):
     (record,) = [r for r in caplog.records if "one example at a time" in r.msg]
     message = record.getMessage()
     assert "it" in message and chosen in message and "has no rule" in message
+
+
+def test_tensorflow_does_not_tell_what_it_cannot_convert():
+    model = _model((None,), L.Embedding(9, 3), L.LSTM(2))
+    told = logging.handlers.BufferingHandler(capacity=100)
+    log = tf.get_logger()
+    log.addHandler(told)
+    try:
+        level = log.level
+        assert _select(model, (5,), tf.int32) == "map_fn"
+        assert log.level == level
+    finally:
+        log.removeHandler(told)
+    assert not told.buffer
 
 
 def test_graph_alone_raises_where_nothing_is_proved():

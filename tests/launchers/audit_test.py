@@ -16,7 +16,11 @@ TINY = audit.Sizes(steps=200, cases=30, runs=200, canaries=40)
 @pytest.mark.parametrize("name", audit.NAMES)
 def test_every_mechanism_keeps_its_claims(name):
     found = audit.audited(name, TINY, infers=False)
-    assert [f["check"] for f in found["findings"]] == [*CHECKS, "one run"]
+    assert [f["check"] for f in found["findings"]] == [
+        *CHECKS,
+        "sensitivity, mixed_float16",
+        "one run",
+    ]
     assert found["passed"], found["findings"]
 
 
@@ -82,12 +86,14 @@ def test_program(tmp_path):
         f"--workdir={tmp_path}",
         "--mechanisms=DP-SGD,RGP",
         "--nomembership",
+        "--processes=2",
     )
     assert told.returncode == 0, told.stderr
     assert "Traceback" not in told.stderr
     text = (tmp_path / "table.md").read_text("utf-8")
     assert "All claims hold." in text
     assert text in told.stdout
+    assert "RGP: all claims hold, " in told.stdout
     held = json.loads((tmp_path / "audit.json").read_text("utf-8"))
     names = [r["mechanism"] for r in held["mechanisms"]]
     assert names == ["DP-SGD", "RGP"]

@@ -132,6 +132,10 @@ def vectorizes(loss_fn, inputs, variables):
         return False
     tf_variables = [operator.tf_variable(v) for v in variables]
     row_of = _row_function(loss_fn, tf_variables, 1.0)
+    log = tf.get_logger()
+    level = log.level
+    # Before it raises, it writes pages of what it could not convert.
+    log.setLevel("CRITICAL")
     try:
         graph = trace(
             lambda batch: tf.vectorized_map(row_of, batch), inputs
@@ -139,6 +143,8 @@ def vectorizes(loss_fn, inputs, variables):
     except Exception as e:  # whatever a converter of TensorFlow may raise
         logging.info("tf.vectorized_map cannot run the model: %s", e)
         return False
+    finally:
+        log.setLevel(level)
     return not any(
         op.type.startswith("BatchMatMul")
         and op.inputs[0].shape[:-2] != op.inputs[1].shape[:-2]

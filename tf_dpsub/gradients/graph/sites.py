@@ -171,6 +171,7 @@ class OuterProducts(Site):
         super().__init__(weight, [left, right])
         self._parts = parts
         self._order = order
+        self._known_products = {}
         _, self.groups, self.terms, self.left_size = left.shape.as_list()
         self.right_size = right.shape[3]
 
@@ -245,8 +246,18 @@ class OuterProducts(Site):
         return left * right
 
     def _products_of_terms(self, k):
-        """Products of the terms of one factor, `[batch, groups, t, t]`."""
-        return tf.matmul(self.factors[k], self.factors[k], transpose_b=True)
+        """Products of the terms of one factor, `[batch, groups, t, t]`.
+
+        Norms, and all that bounds them, need the same ones.
+        """
+        factor = self.factors[k]
+        # What a branch or a loop computes is not known outside of it.
+        key = factor.ref(), tf.compat.v1.get_default_graph()
+        if key not in self._known_products:
+            self._known_products[key] = tf.matmul(
+                factor, factor, transpose_b=True
+            )
+        return self._known_products[key]
 
     def _products(self, left, right):
         return tf.matmul(left, right, transpose_a=True)  # [batch, g, k, n]

@@ -1,0 +1,131 @@
+"""Steps of this package, and of Keras alone.
+
+    python -m benchmarks.peers.tf_dpsub_steps --workload=cnn --method=graph
+
+- `plain`: Keras's own step.
+- `graph`: DP-SGD, gradients by a walk of the graph.
+- `vectorized_map`: DP-SGD, gradients by `tf.vectorized_map`.
+- `pdpsgd`: rank 50 of 100 public examples, at every step.
+- `gep`, `bgep`: the subspace of 2,000 public examples, at every tenth step;
+  rank 500 by layer, of ResNet-20 rank 1,000 in five groups.
+- `rgp`: carriers of rank 8, of WRN-28-4 of rank 16.
+- `dp_powersgd`: of the same ranks.
+"""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tf_dpsub
+from benchmarks import steps
+from benchmarks.peers import timing, workloads
+
+METHODS = (
+    "plain",
+    "graph",
+    "vectorized_map",
+    "pdpsgd",
+    "gep",
+    "bgep",
+    "rgp",
+    "dp_powersgd",
+)
+# Steps from one subspace to the next.
+_UPDATE_EVERY = {"gep": 10, "bgep": 10}
+_GEP_SUBSPACES = {
+    "cnn": {"rank": 500, "groups": "layers"},
+    "mlp": {"rank": 500, "groups": "layers"},
+    "resnet20": {"rank": 1000, "groups": 5},
+}
+
+
+def built(workload, method):
+    """What `timing.main` asks for."""
+    model, x, y = steps.built(workload)
+    counts = _counts(model.weights), _counts(model.trainable_variables)
+    inner = keras.optimizers.SGD(0.01)
+    if method == "plain":
+        step = steps.step(model, x, y, inner, metrics=())
+    else:
+        if method == "rgp":
+            tf_dpsub.layers.reparametrize(model, _carrier_rank(workload))
+        step = steps.step(
+            tf_dpsub.make_private(model),
+            x,
+            y,
+            _optimizer(workload, method, inner, len(y)),
+            metrics=(),
+        )
+    calls = _UPDATE_EVERY.get(method, 1)
+
+    def finished():
+        for _ in range(calls):
+            logs = step()
+        float(logs["loss"])
+
+    return finished, *counts
+
+
+def _optimizer(workload, method, inner, batch_size):
+    settings = {
+        "l2_norm_clip": 1.0,
+        "noise_multiplier": 1.0,
+        "batch_size": batch_size,
+    }
+    if method in ("graph", "vectorized_map"):
+        return tf_dpsub.optimizers.DPSGD(inner, per_example=method, **settings)
+    if method == "rgp":
+        return tf_dpsub.optimizers.RGP(inner, **settings)
+    if method == "dp_powersgd":
+        rank = _carrier_rank(workload)
+        return tf_dpsub.optimizers.DPPowerSGD(inner, rank=rank, **settings)
+    if workload not in _GEP_SUBSPACES:
+        raise NotImplementedError(
+            "Public gradients of a model of this size do not fit in memory."
+        )
+    if method == "pdpsgd":
+        return tf_dpsub.optimizers.ProjectedDPSGD(
+            inner,
+            subspace=_subspace(workload, 100, rank=50, method="gram"),
+            **settings,
+        )
+    return tf_dpsub.optimizers.GEP(
+        inner,
+        subspace=_subspace(
+            workload,
+            2000,
+            update_every=_UPDATE_EVERY[method],
+            **_GEP_SUBSPACES[workload],
+        ),
+        residual=method == "gep",
+        **({"residual_norm_clip": 0.2} if method == "gep" else {}),
+        **settings,
+    )
+
+
+def _subspace(workload, examples, **settings):
+    generator = np.random.default_rng(1)
+    shape = (examples, *workloads.WORKLOADS[workload].image)
+    return tf_dpsub.subspaces.PublicSubspace(
+        generator.normal(size=shape).astype("float32"),
+        generator.integers(0, 10, examples),
+        **settings,
+    )
+
+
+def _carrier_rank(workload):
+    return 16 if workload == "wrn28_4" else 8
+
+
+def _counts(weights):
+    return sum(int(np.prod(w.shape)) for w in weights)
+
+
+if __name__ == "__main__":
+    timing.main(
+        "tf_dpsub",
+        f"TensorFlow {tf.__version__}, Keras {keras.__version__}",
+        METHODS,
+        built,
+        steps_per_call=lambda method: _UPDATE_EVERY.get(method, 1),
+    )

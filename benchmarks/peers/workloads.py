@@ -1,0 +1,133 @@
+"""What every framework trains: sizes, and data drawn from a fixed seed.
+
+This module, like `timing`, needs NumPy alone: each framework's program runs in
+an environment of its own, and imports both.
+"""
+
+import dataclasses
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Workload:
+    """A model and its batch.
+
+    Attributes:
+        title: string, for tables.
+        batch: int, examples.
+        parameters: int, all numbers of the model.
+        trained: int, those that are trained.
+        image: tuple of ints, height, width and channels; None for text.
+        tokens: int, of each example; None for images.
+        vocabulary: int, for text.
+        classes: int; of a language model the vocabulary, at each token.
+    """
+
+    title: str
+    batch: int
+    parameters: int
+    trained: int
+    image: tuple[int, int, int] | None = None
+    tokens: int | None = None
+    vocabulary: int | None = None
+    classes: int = 10
+
+    @property
+    def is_language_model(self):
+        """Whether the next token is predicted at each."""
+        return self.classes == self.vocabulary
+
+
+def _bert(batch, tokens, trained, what):
+    return Workload(
+        title=f"BERT 6 × 384, {batch} × {tokens}, embeddings {what}",
+        batch=batch,
+        tokens=tokens,
+        vocabulary=30_522,
+        classes=2,
+        parameters=_BERT_EMBEDDINGS[tokens] + _BERT_REST,
+        trained=trained,
+    )
+
+
+# Tokens, positions, segments and their normalization; layers, pooling, head.
+_BERT_EMBEDDINGS = {n: (30_522 + n + 2 + 2) * 384 for n in (64, 256)}
+_BERT_REST = 6 * (12 * 384**2 + 13 * 384) + (384 + 1) * 384 + 385 * 2
+
+WORKLOADS = {
+    "cnn": Workload(
+        title="CNN of the PDP-SGD paper, batch 250",
+        batch=250,
+        image=(28, 28, 1),
+        parameters=26_010,
+        trained=26_010,
+    ),
+    "mlp": Workload(
+        title="MLP 784-128-128-10, batch 250",
+        batch=250,
+        image=(28, 28, 1),
+        parameters=118_282,
+        trained=118_282,
+    ),
+    "resnet20": Workload(
+        title="ResNet-20 with GroupNorm, batch 256",
+        batch=256,
+        image=(32, 32, 3),
+        parameters=272_474,
+        trained=272_474,
+    ),
+    "wrn28_4": Workload(
+        title="WRN-28-4 with GroupNorm, batch 64",
+        batch=64,
+        image=(32, 32, 3),
+        parameters=5_849_050,
+        trained=5_849_050,
+    ),
+    "bert_frozen": _bert(32, 64, _BERT_REST, "frozen"),
+    "bert": _bert(32, 64, _BERT_EMBEDDINGS[64] + _BERT_REST, "trained"),
+    "bert_long_frozen": _bert(16, 256, _BERT_REST, "frozen"),
+    "bert_long": _bert(16, 256, _BERT_EMBEDDINGS[256] + _BERT_REST, "trained"),
+    # The output is the product with the embeddings of tokens.
+    "gpt2": Workload(
+        title="GPT-2 small, tied embeddings, 8 × 128",
+        batch=8,
+        tokens=128,
+        vocabulary=50_257,
+        classes=50_257,
+        parameters=(50_257 + 128 + 2) * 768 + 12 * (12 * 768**2 + 13 * 768),
+        trained=(50_257 + 128 + 2) * 768 + 12 * (12 * 768**2 + 13 * 768),
+    ),
+    "lstm": Workload(
+        title="LSTM of 128 units, 64 × 100",
+        batch=64,
+        tokens=100,
+        vocabulary=10_000,
+        classes=2,
+        # Embeddings of width 64; one bias for each gate.
+        parameters=640_000 + 4 * (64 + 128 + 1) * 128 + 129 * 2,
+        trained=640_000 + 4 * (64 + 128 + 1) * 128 + 129 * 2,
+    ),
+}
+
+
+def data(name):
+    """The batch of a workload.
+
+    Returns:
+        Inputs, float32 `[batch, height, width, channels]` or int32 tokens
+        `[batch, tokens]`, and int32 labels `[batch]`, of a language model
+        `[batch, tokens]`.
+    """
+    workload = WORKLOADS[name]
+    rng = np.random.default_rng(0)
+    labels = (workload.batch,)
+    if workload.image is not None:
+        x = rng.normal(size=(workload.batch, *workload.image))
+        x = x.astype("float32")
+    else:
+        shape = (workload.batch, workload.tokens)
+        x = rng.integers(0, workload.vocabulary, shape).astype("int32")
+        if workload.is_language_model:
+            labels = shape
+    return x, rng.integers(0, workload.classes, labels).astype("int32")
