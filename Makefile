@@ -75,6 +75,8 @@ $(OPACUS)/installed: Makefile
 	$(PYTHON311) -m venv --clear $(OPACUS)
 	@echo "Installing into $(OPACUS): a few minutes the first time."
 	$(OPACUS)/bin/python $(INSTALL) torch==2.13.0 opacus==1.6.0
+	# Opacus installs a package of this name, which would hide ours.
+	rm -rf $(OPACUS)/lib/python3.11/site-packages/benchmarks
 	@touch $@
 
 $(JAX)/installed: Makefile
