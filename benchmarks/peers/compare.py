@@ -22,8 +22,8 @@ from absl import app, flags
 
 from benchmarks.peers.workloads import WORKLOADS
 from launchers import figures, whole_file
+from launchers.workdir_flag import WORKDIR
 
-_WORKDIR = flags.DEFINE_string("workdir", "out/bench", "What is written where.")
 _WORKLOADS = flags.DEFINE_list(
     "workloads", list(WORKLOADS), "Which of them to measure."
 )
@@ -327,7 +327,7 @@ def main(_):
                 f"error: Expected --{asked.name} among {', '.join(known)}, got "
                 f"{', '.join(sorted(unknown))}."
             )
-    workdir = pathlib.Path(_WORKDIR.value)
+    workdir = pathlib.Path(WORKDIR.value or "out/bench")
     runs = measure(
         workdir,
         _WORKLOADS.value,
