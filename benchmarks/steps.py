@@ -114,6 +114,17 @@ def _lstm(vocabulary):
 def step(model, x, y, optimizer, metrics=("accuracy",)):
     """A function that makes one training step, on one batch in memory.
 
+    Args: as `prepared`.
+
+    Returns:
+        Function without arguments, which returns the logs of the step.
+    """
+    return step_of(model, prepared(model, x, y, optimizer, metrics))
+
+
+def prepared(model, x, y, optimizer, metrics=("accuracy",)):
+    """Makes a model ready to train on one batch in memory.
+
     Args:
         model: `keras.Model`, or a `tf_dpsub.PrivateModel`.
         x: structure of arrays, inputs.
@@ -122,16 +133,15 @@ def step(model, x, y, optimizer, metrics=("accuracy",)):
         metrics: sequence of strings. Defaults to `("accuracy",)`.
 
     Returns:
-        Function without arguments, which returns the logs of the step.
+        A `tf.data.Dataset` without end of what `model.train_step` takes.
     """
     model.compile(
         optimizer,
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=list(metrics),
     )
-    private = isinstance(model, tf_dpsub.PrivateModel)
     dataset = tf.data.Dataset.from_tensors((x, y)).repeat()
-    if private:
+    if isinstance(model, tf_dpsub.PrivateModel):
         batches = tf_dpsub.data.PoissonBatches(x, y, batch_size=len(y))
         # As large as every batch here: sampling is not what is measured.
         model.prepare_training(model._distributed(batches).element_spec)
@@ -140,9 +150,13 @@ def step(model, x, y, optimizer, metrics=("accuracy",)):
         model._charge = lambda steps: None
     else:
         model.optimizer.build(model.trainable_variables)
+    return dataset
+
+
+def step_of(model, dataset):
+    """A function that makes one training step, of what `prepared` made."""
     model.make_train_function()
-    iterator = iter(dataset)
-    return functools.partial(model.train_function, iterator)
+    return functools.partial(model.train_function, iter(dataset))
 
 
 class _Endless:

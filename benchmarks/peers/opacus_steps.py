@@ -2,7 +2,7 @@
 
     python -m benchmarks.peers.opacus_steps --workload=cnn --method=hooks
 
-All methods run eagerly, as is PyTorch's default:
+All methods run eagerly, as is PyTorch's default, on a GPU if there is one:
 
 - `plain`: PyTorch's own step.
 - `hooks`: Opacus's default, `GradSampleModule` and `DPOptimizer`: hooks keep
@@ -30,6 +30,7 @@ from benchmarks.peers import timing, workloads
 
 METHODS = ("plain", "hooks", "ghost")
 _CLIP_NORM, _NOISE_MULTIPLIER, _LEARNING_RATE = 1.0, 1.0, 0.01
+_DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def built(workload, method):
@@ -49,7 +50,8 @@ def built(workload, method):
         x = x.permute(0, 3, 1, 2).clone(memory_format=torch.contiguous_format)
     else:
         x = x.long()
-    return new_step(model, x, y.long(), method), *_counts(model)
+    model, x, y = (value.to(_DEVICE) for value in (model, x, y.long()))
+    return new_step(model, x, y, method), *_counts(model)
 
 
 def new_model(workload, private):
@@ -114,6 +116,8 @@ def new_step(model, x, y, method):
         optimizer.zero_grad(set_to_none=True)
         criterion(model(x), y).backward()
         optimizer.step()
+        if x.is_cuda:
+            torch.cuda.synchronize()
 
     return step
 
@@ -319,7 +323,7 @@ class _Embeddings(nn.Module):
     def forward(self, tokens):
         batch, length = tokens.shape
         # Without the axis of examples, there would be no gradient for each.
-        positions = torch.arange(length).repeat(batch, 1)
+        positions = torch.arange(length, device=tokens.device).repeat(batch, 1)
         x = self.tokens(tokens) + self.positions(positions)
         if self.segments is not None:
             x = x + self.segments(torch.zeros_like(tokens))

@@ -31,7 +31,7 @@ METHODS = (
     "dp_powersgd",
 )
 # Steps from one subspace to the next.
-_UPDATE_EVERY = {"gep": 10, "bgep": 10}
+UPDATE_EVERY = {"gep": 10, "bgep": 10}
 _GEP_SUBSPACES = {
     "cnn": {"rank": 500, "groups": "layers"},
     "mlp": {"rank": 500, "groups": "layers"},
@@ -41,22 +41,9 @@ _GEP_SUBSPACES = {
 
 def built(workload, method):
     """What `timing.main` asks for."""
-    model, x, y = steps.built(workload)
-    counts = _counts(model.weights), _counts(model.trainable_variables)
-    inner = keras.optimizers.SGD(0.01)
-    if method == "plain":
-        step = steps.step(model, x, y, inner, metrics=())
-    else:
-        if method == "rgp":
-            tf_dpsub.layers.reparametrize(model, _carrier_rank(workload))
-        step = steps.step(
-            tf_dpsub.make_private(model),
-            x,
-            y,
-            _optimizer(workload, method, inner, len(y)),
-            metrics=(),
-        )
-    calls = _UPDATE_EVERY.get(method, 1)
+    model, dataset, *counts = prepared(workload, method)
+    step = steps.step_of(model, dataset)
+    calls = UPDATE_EVERY.get(method, 1)
 
     def finished():
         for _ in range(calls):
@@ -66,11 +53,36 @@ def built(workload, method):
     return finished, *counts
 
 
-def _optimizer(workload, method, inner, batch_size):
+def prepared(workload, method, **settings):
+    """A model that is ready to train by a method.
+
+    Args:
+        workload: string.
+        method: string, one of `METHODS`.
+        **settings: of the private optimizer, beside those that all have.
+
+    Returns:
+        `keras.Model`, the dataset of its batches, and the numbers of all and
+        of trained parameters.
+    """
+    model, x, y = steps.built(workload)
+    counts = _counts(model.weights), _counts(model.trainable_variables)
+    optimizer = keras.optimizers.SGD(0.01)
+    if method != "plain":
+        if method == "rgp":
+            tf_dpsub.layers.reparametrize(model, _carrier_rank(workload))
+        model = tf_dpsub.make_private(model)
+        optimizer = _private(workload, method, optimizer, len(y), settings)
+    dataset = steps.prepared(model, x, y, optimizer, metrics=())
+    return model, dataset, *counts
+
+
+def _private(workload, method, inner, batch_size, settings):
     settings = {
         "l2_norm_clip": 1.0,
         "noise_multiplier": 1.0,
         "batch_size": batch_size,
+        **settings,
     }
     if method in ("graph", "vectorized_map"):
         return tf_dpsub.optimizers.DPSGD(inner, per_example=method, **settings)
@@ -94,7 +106,7 @@ def _optimizer(workload, method, inner, batch_size):
         subspace=_subspace(
             workload,
             2000,
-            update_every=_UPDATE_EVERY[method],
+            update_every=UPDATE_EVERY[method],
             **_GEP_SUBSPACES[workload],
         ),
         residual=method == "gep",
@@ -127,5 +139,5 @@ if __name__ == "__main__":
         f"TensorFlow {tf.__version__}, Keras {keras.__version__}",
         METHODS,
         built,
-        steps_per_call=lambda method: _UPDATE_EVERY.get(method, 1),
+        steps_per_call=lambda method: UPDATE_EVERY.get(method, 1),
     )

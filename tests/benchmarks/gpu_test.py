@@ -1,0 +1,142 @@
+"""Compiled steps run without TensorFlow, with the same results."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from benchmarks.gpu import export, run, step_file
+from benchmarks.peers import tf_dpsub_steps, workloads
+
+WORKLOAD = "cnn"
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    """Few examples, and a subspace of few dimensions."""
+    few = dataclasses.replace(workloads.WORKLOADS[WORKLOAD], batch=12)
+    monkeypatch.setitem(workloads.WORKLOADS, WORKLOAD, few)
+    monkeypatch.setitem(
+        tf_dpsub_steps._GEP_SUBSPACES,
+        WORKLOAD,
+        {"rank": 8, "groups": "layers"},
+    )
+    original = tf_dpsub_steps._subspace
+
+    def subspace(workload, examples, **settings):
+        settings["rank"] = 8
+        return original(workload, 16, **settings)
+
+    monkeypatch.setattr(tf_dpsub_steps, "_subspace", subspace)
+
+
+def exported(method, folder):
+    step = export.exported(WORKLOAD, method)
+    file = folder / f"{method}.npz"
+    step.write(file)
+    return step_file.CompiledStep.read(file)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(m, marks=() if m == "plain" else pytest.mark.slow)
+        for m in tf_dpsub_steps.METHODS
+        if m != "vectorized_map"
+    ],
+)
+def test_result_is_that_of_tensorflow(method, tmp_path):
+    step = exported(method, tmp_path)
+    with jax.enable_x64(True):
+        loaded = run.LoadedStep(step, jax.devices("cpu")[0])
+        loaded()
+        first = [np.asarray(r) for r in loaded.results]
+        loss, change = step.errors(first)
+        assert loss < 1e-5
+        assert change < 1e-3
+        # The next step starts where the last one ended.
+        loaded()
+        (iteration,) = [
+            k
+            for k, argument in step.updates.items()
+            if step.arguments[argument].name.endswith("iteration:0")
+        ]
+        assert first[iteration] == 1
+        assert loaded.results[iteration] == 2
+    trained = [a for a in step.arguments if a.is_trained]
+    assert sum(np.prod(a.shape) for a in trained) == 26_010
+
+
+def test_another_result_is_seen(tmp_path):
+    step = exported("plain", tmp_path)
+    results = step.expected
+    assert step.errors(results) == (0, 0)
+    for k, argument in step.updates.items():
+        if step.arguments[argument].is_trained:
+            # As if the step had not trained this weight.
+            before = step.arguments[argument].array(argument)
+            wrong = [*results]
+            wrong[k] = step_file.sample(before)
+            loss, change = step.errors(wrong)
+            assert loss == 0
+            assert change > 1e-3
+    loss, change = step.errors([1.01 * results[0], *results[1:]])
+    assert loss == pytest.approx(0.01, rel=1e-3)
+    assert change == 0
+
+
+class TestArgument:
+    def test_large_ones_are_drawn(self):
+        array = 3 + 2 * np.random.default_rng(0).normal(size=(300, 300))
+        drawn = step_file.Argument.like(array.astype("float32"))
+        assert drawn.value is None
+        again = drawn.array(5)
+        assert again.shape == (300, 300)
+        assert again.dtype == np.float32
+        assert again.mean() == pytest.approx(3, abs=0.1)
+        assert again.std() == pytest.approx(2, abs=0.1)
+        np.testing.assert_array_equal(again, drawn.array(5))
+        assert (again != drawn.array(6)).any()
+
+    def test_others_are_kept(self):
+        for array in (np.arange(100_000), np.ones(3, np.float32)):
+            kept = step_file.Argument.like(array)
+            np.testing.assert_array_equal(kept.array(0), array)
+            assert kept.array(0).dtype == array.dtype
+
+
+@pytest.mark.slow
+def test_program(tmp_path):
+    for method in ("plain", "graph"):
+        exported(method, tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu.run"]
+        + [str(tmp_path / f"{m}.npz") for m in ("plain", "graph")]
+        + ["--seconds=0", "--size=32", "--copied=1000"]
+        + [f"--write={tmp_path / 'results'}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "results" / "results.json").read_text())
+    plain, graph = found["steps"]
+    assert (plain["method"], graph["method"]) == ("plain", "graph")
+    assert graph["change_error"] < 1e-3
+    assert len(graph["ms"]) == 5
+    table = (tmp_path / "results" / "table.md").read_text("utf-8")
+    assert "| tf_dpsub, graph |" in table
+    assert table in done.stdout
+
+
+def test_peers_have_reasons_where_they_cannot_run(monkeypatch):
+    monkeypatch.setattr(run, "_PEERS", {"benchmarks.no_such": ("plain",)})
+    (found,) = run.of_peers([WORKLOAD], 0.1)
+    assert "no_such" in found["impossible"]
+    best = {"device": "x", "float32 flop/s": 1.0, "bfloat16 flop/s": 1.0}
+    table = run.markdown([], best | {"bytes/s": 1.0}, [found])
+    assert found["impossible"] in table
