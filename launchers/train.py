@@ -26,7 +26,7 @@ def main(argv):
 
     try:
         experiment.train(config, WORKDIR.value, _RESUME.value)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, MemoryError) as error:
         # --verbosity=1 shows where it comes from.
         logging.debug("%s", error, exc_info=True)
         return f"error: {error}"

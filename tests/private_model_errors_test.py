@@ -309,3 +309,42 @@ class TestDelta:
         warning = "is not below 1/n = 0.05"
         assert warning in model.privacy_statement(delta=0.05)
         assert warning not in model.privacy_statement(delta=0.049)
+
+
+# No machine holds so many numbers of each example.
+TOO_MANY = 2**20, 2**24
+
+
+@keras.saving.register_keras_serializable("tests")
+class Widens(layers.Layer):
+    """Needs more memory than there is, on the way to what it returns."""
+
+    def call(self, x):
+        wide = tf.broadcast_to(x[:, :1, None], [x.shape[0] or 1, *TOO_MANY])
+        return x + tf.reduce_mean(tf.sin(wide), axis=[1, 2])[:, None]
+
+
+class TestMemory:
+    @pytest.mark.slow
+    @pytest.mark.parametrize(
+        ("microbatch_size", "advice"),
+        [(4, r"microbatch_size=2 to the optimizer"), (2, "Freeze layers")],
+    )
+    def test_too_little(self, microbatch_size, advice):
+        model = private(mlp(Widens()), dpsgd(microbatch_size=microbatch_size))
+        expected = f"{microbatch_size} examples at a time, got.*OOM.*{advice}"
+        with pytest.raises(MemoryError, match=expected):
+            model.fit(X, Y, verbose=0)
+        with pytest.raises(MemoryError, match=expected):
+            model.train_on_batch(X[:4], Y[:4])
+
+    def test_a_full_disk_is_another_matter(self):
+        class Full(keras.callbacks.Callback):
+            def on_epoch_end(self, epoch, logs=None):
+                raise tf.errors.ResourceExhaustedError(
+                    None, None, "weights.index; No space left on device"
+                )
+
+        model = private(linear(), dpsgd())
+        with pytest.raises(tf.errors.ResourceExhaustedError, match="No space"):
+            model.fit(X, Y, verbose=0, callbacks=[Full()])

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import functools
 import itertools
+import re
 import traceback
 import warnings
 
@@ -32,6 +33,34 @@ _LOST_WORKER = (
     tf.errors.DeadlineExceededError,
     tf.errors.FailedPreconditionError,
 )
+# A full disk is the same error of TensorFlow.
+_OF_MEMORY = re.compile(".*(OOM|out of memory|alloc).*", re.IGNORECASE)
+
+
+def _advises_on_memory(method):
+    """Makes a method of a private model say what to do if memory is short."""
+
+    @functools.wraps(method)
+    def wrapped(self, *args, **kwargs):
+        try:
+            return method(self, *args, **kwargs)
+        except tf.errors.ResourceExhaustedError as error:
+            said = _OF_MEMORY.search(error.message)
+            if said is None:
+                raise
+            size = self.microbatch_size
+            advice = (
+                f"Pass microbatch_size={size // 2} to the optimizer: less is "
+                "held at a time, and the result is the same."
+                if size > 2
+                else "Freeze layers, or take shorter inputs."
+            )
+            raise MemoryError(
+                "Expected enough memory for a step that works through "
+                f"{size} examples at a time, got: {said[0].strip()} {advice}"
+            ) from error
+
+    return wrapped
 
 
 @dataclasses.dataclass
@@ -269,6 +298,7 @@ class PrivateModel(keras.Model):
 
     # Training.
 
+    @_advises_on_memory
     def fit(
         self,
         x=None,
@@ -317,6 +347,7 @@ class PrivateModel(keras.Model):
         Raises:
             ValueError: if the data, the batch size or a callback do not fit.
             ConnectionError: if one of several workers is lost.
+            MemoryError: if memory does not suffice for a microbatch.
         """
         self._assert_compile_called("fit")
         batch_size = self._checked_batch_size(batch_size)
@@ -433,6 +464,7 @@ class PrivateModel(keras.Model):
             and strategy.num_replicas_in_sync > 1
         )
 
+    @_advises_on_memory
     def train_on_batch(
         self,
         x,

@@ -620,6 +620,16 @@ def dynamic_shape(layer, x):
     return tf.ensure_shape(tf.scatter_nd(chosen, kept, h.shape), h.shape)
 
 
+@hostile(REFUSED)
+def nothing_reshaped(layer, x):
+    """Without elements, no shape tells where the batch is."""
+    h = tf.reshape((x @ layer.kernel)[:, None, :0], [SIZE, 0, 2])
+    return (
+        x @ layer.kernel
+        + tf.reduce_sum(h, 2, keepdims=True)[:, :0, 0] @ (layer.kernel[:0])
+    )
+
+
 # Forward passes that mix the examples.
 
 

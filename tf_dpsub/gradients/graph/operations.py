@@ -160,6 +160,8 @@ def _reduce(a):
 def _reshape(a):
     a.only(0)
     shape, state = a.shape(0), a.first
+    if 0 in shape:
+        raise Unproven("reshapes a tensor without elements")
     outer = state.outer * int(np.prod(shape[: state.axis]))
     inner = state.inner * int(np.prod(shape[state.axis + 1 :]))
     result = _find_batch(a.out_shape(), outer, a.batch_size, inner)
