@@ -3,7 +3,7 @@
 Query, key and value matrices are trained, of a preset of keras_hub or of a
 folder with a checkpoint:
 
-    tf-dpsub-train --config=configs/e2e_dpsgd.py --workdir=out/e2e \\
+    tf-dpsub train --config=configs/e2e_dpsgd.py --workdir=out/e2e \\
         --config.data_dir=FOLDER_OF_CSV_FILES \\
         --config.model_kwargs.preset=gpt2_base_en
 

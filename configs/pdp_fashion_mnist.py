@@ -17,7 +17,7 @@ def get_config():
     config.private_examples = 10_000
     config.public_examples = 100
     config.model = "mnist_cnn"
-    # The paper does not name the units: tf-dpsub-reproduce tries both.
+    # The paper does not name the units: tf-dpsub reproduce tries both.
     config.model_kwargs = {"activation": "tanh"}
     config.optimizer = "ProjectedDPSGD"
     config.subspace = "PublicSubspace"

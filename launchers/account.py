@@ -4,9 +4,9 @@ Give all but one of epsilon, noise multiplier and number of steps, and the one
 that is left out is printed, by both accountants, with Poisson sampling and
 without amplification by sampling:
 
-  python launchers/account.py --noise_multiplier=1.1 --batch_size=256 \\
+  tf-dpsub account --noise_multiplier=1.1 --batch_size=256 \\
       --examples=60000 --epochs=15 --delta=1e-5
-  python launchers/account.py --epsilon=2 --sampling_rate=0.004 --steps=3500 \\
+  tf-dpsub account --epsilon=2 --sampling_rate=0.004 --steps=3500 \\
       --delta=1e-5 --json
 
 `--json` prints one object with the same figures; an infinite one is "inf".
@@ -16,8 +16,9 @@ import json
 import math
 import sys
 
-from absl import app, flags
+from absl import flags
 
+from launchers import program
 from tf_dpsub import accounting
 from tf_dpsub.accounting import accountants
 from tf_dpsub.accounting.statement import round_up
@@ -166,22 +167,18 @@ def table(result):
     return "\n".join(lines)
 
 
-def main(argv):
-    try:
-        if len(argv) > 1:
-            raise ValueError(f"Expected flags only, got {argv[1]!r}.")
-        result = solve(
-            delta=_DELTA.value,
-            epsilon=_EPSILON.value,
-            noise_multiplier=_NOISE_MULTIPLIER.value,
-            steps=_STEPS.value,
-            epochs=_EPOCHS.value,
-            sampling_rate=_SAMPLING_RATE.value,
-            batch_size=_BATCH_SIZE.value,
-            examples=_EXAMPLES.value,
-        )
-    except ValueError as error:
-        _refuse(error)
+def main():
+    """Solves what the flags say."""
+    result = solve(
+        delta=_DELTA.value,
+        epsilon=_EPSILON.value,
+        noise_multiplier=_NOISE_MULTIPLIER.value,
+        steps=_STEPS.value,
+        epochs=_EPOCHS.value,
+        sampling_rate=_SAMPLING_RATE.value,
+        batch_size=_BATCH_SIZE.value,
+        examples=_EXAMPLES.value,
+    )
     examples = _EXAMPLES.value
     if examples is not None and _DELTA.value >= 1 / examples:
         print(
@@ -197,20 +194,8 @@ def main(argv):
 
 
 def run():
-    """Runs `main` with the flags of the command line."""
-    app.run(main, flags_parser=_parse)
-
-
-def _parse(argv):
-    try:
-        return flags.FLAGS(argv)
-    except flags.Error as error:
-        _refuse(error)
-
-
-def _refuse(error):
-    print(f"account: {error}", file=sys.stderr)
-    sys.exit(2)
+    """Runs `tf-dpsub account`."""
+    program.run(main)
 
 
 def _rate(sampling_rate, batch_size, examples):

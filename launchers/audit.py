@@ -1,14 +1,15 @@
 """Attacks every mechanism, and says whether its claims hold.
 
-    python launchers/audit.py --workdir=out/audit
+    tf-dpsub audit --workdir=out/audit
+    tf-dpsub audit --mechanisms=GEP,RGP --nomembership --workdir=out/audit
 
-The command `tf-dpsub-audit` is the same. Single steps are audited on gradients
-that are given: the noise of each number, its independence, the divisor, by how
-much one example moves what is released, and what an attacker proves of a step
-with ε = 1. Whole runs are audited by canaries with huge gradients, and by
-membership inference on scikit-learn's digits. `--long` takes 10,000 pairs of
-batches and more runs, which is for a release. `table.md`, `audit.json` and
-`audit.png` are written to the workdir; the exit code is 1 if a claim fails.
+Single steps are audited on gradients that are given: the noise of each number,
+its independence, the divisor, by how much one example moves what is released,
+and what an attacker proves of a step with ε = 1. Whole runs are audited by
+canaries with huge gradients, and by membership inference on scikit-learn's
+digits. `--long` takes 10,000 pairs of batches and more runs, which is for a
+release. `table.md`, `audit.json` and `audit.png` are written to the workdir;
+the exit code is 1 if a claim fails.
 """
 
 import concurrent.futures
@@ -18,15 +19,13 @@ import math
 import multiprocessing
 import os
 import pathlib
-import shlex
-import sys
 import time
 
 import numpy as np
-from absl import app, flags, logging
+from absl import flags, logging
 
-from launchers import figures, membership, native_logs, whole_file
-from launchers.workdir_flag import WORKDIR
+from launchers import figures, membership, native_logs, program, whole_file
+from launchers.program import WORKDIR
 
 _MECHANISMS = flags.DEFINE_list(
     "mechanisms", None, "Which to audit; all, unless given."
@@ -358,17 +357,15 @@ def draw(results):
     return canvas
 
 
-def main(argv):
-    """Runs as the flags say; returns the exit code."""
-    if len(argv) > 1:
-        raise app.UsageError(f"Expected flags alone, got {argv[1]!r}.")
+def main():
+    """Audits what the flags say; returns the exit code."""
     names = _MECHANISMS.value or NAMES
     unknown = [name for name in names if name not in NAMES]
     if WORKDIR.value is None or unknown:
         wrong = f"mechanisms {', '.join(unknown)}" if unknown else "no workdir"
-        return (
-            f"error: Expected --workdir, and --mechanisms among "
-            f"{', '.join(NAMES)}, got {wrong}."
+        raise ValueError(
+            f"Expected --workdir, and --mechanisms among {', '.join(NAMES)}, "
+            f"got {wrong}."
         )
     sizes = LONG if _LONG.value else SHORT
     shadow_models = _SHADOW_MODELS.value
@@ -387,8 +384,8 @@ def main(argv):
             passed = "all claims hold" if results[-1]["passed"] else "FAILED"
             print(f"{name}: {passed}, {took}", flush=True)
         plain = None if plain is None else plain.result()
-    command = shlex.join(["tf-dpsub-audit", *sys.argv[1:]])
-    write(results, plain, pathlib.Path(WORKDIR.value), command)
+    folder = pathlib.Path(WORKDIR.value)
+    write(results, plain, folder, program.command("audit"))
     return 0 if all(r["passed"] for r in results) else 1
 
 
@@ -415,8 +412,8 @@ def _begin_quietly():
 
 
 def run():
-    """Runs the console command `tf-dpsub-audit`."""
-    app.run(main)
+    """Runs `tf-dpsub audit`."""
+    program.run(main)
 
 
 if __name__ == "__main__":

@@ -3,30 +3,24 @@
 import difflib
 import os
 import re
-import sys
 import warnings
 
-from absl import app, flags, logging
+from absl import flags, logging
 from ml_collections import config_flags
 
-from launchers import native_logs, train_config
+from launchers import native_logs, program, train_config
 
 CONFIG = config_flags.DEFINE_config_file(
     "config", None, "File of the config, such as configs/digits_dpsgd.py."
 )
 
 
-def begin(argv):
+def begin():
     """Loads TensorFlow, quietly, and says what to train.
-
-    Args:
-        argv: list of string, the arguments beside flags, after the program.
 
     Returns:
         The `ml_collections.ConfigDict` of the flags.
     """
-    if len(argv) > 1:
-        raise app.UsageError(f"Expected flags alone, got {argv[1]!r}.")
     logging.get_absl_handler().setFormatter(None)
     warnings.formatwarning = lambda text, *_: f"warning: {text}\n"
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
@@ -53,19 +47,32 @@ def let_flags_decide(config, overridden):
         config.noise_multiplier = None
 
 
-def parse_flags(argv):
-    """Parses flags, and loads the config; exits where that cannot be done."""
+def run(main):
+    """Runs a program with a config, as `program.run`.
+
+    Args:
+        main: function without arguments that returns the exit code, or None.
+    """
+    program.run(main, _read)
+
+
+def _read(argv):
+    """Parses flags, and loads the config."""
     try:
-        rest = app.parse_flags_with_usage(argv)
-        for name in ("config", "workdir"):
-            if flags.FLAGS[name].value is None:
-                sys.exit(f"error: Expected --{name}, got none; see --help.")
+        rest = flags.FLAGS(argv)
+        for holder in (CONFIG, program.WORKDIR):
+            if holder.value is None:
+                raise ValueError(
+                    f"Expected --{holder.name}, got none; see --help."
+                )
         CONFIG.value.lock()
     except AttributeError as error:
-        sys.exit(f"error: {unknown_field(error)}")
+        raise ValueError(unknown_field(error)) from error
     except OSError as error:
         reason = str(error).rpartition("]")[2].strip()
-        sys.exit(f"error: Expected the file of a config, got none: {reason}.")
+        raise ValueError(
+            f"Expected the file of a config, got none: {reason}."
+        ) from error
     return rest
 
 

@@ -14,6 +14,8 @@ import tensorflow as tf
 import tf_dpsub
 from launchers import (
     config_objects,
+    durations,
+    progress_bar,
     progress_figure,
     run_directory,
     run_recorder,
@@ -22,6 +24,7 @@ from launchers import (
     train_config,
 )
 from tf_dpsub import accounting, callbacks, data, layers
+from tf_dpsub.analysis.step_cost import measure_step
 
 
 def train(config, workdir, resume=False, results_only=False):
@@ -66,6 +69,33 @@ def train(config, workdir, resume=False, results_only=False):
         if is_chief:
             print(summary(result), flush=True)
     return result
+
+
+def announce(config, workdir, resume=False):
+    """Says what `train` would do, and measures a step; trains nothing.
+
+    Formal guarantees: nothing is released. The steps that are measured are on
+    test examples, which are taken to be public.
+
+    Args: as `train`.
+
+    Raises:
+        ValueError: as `train`.
+    """
+    config_objects.check(config)
+    strategy = config_objects.strategy(config)
+    if strategy.num_replicas_in_sync > 1:
+        raise ValueError(
+            "Expected one replica for a dry run, got "
+            f"{strategy.num_replicas_in_sync}. Leave config.distribution out."
+        )
+    with run_directory.RunDirectory(
+        workdir, train_config.as_dict(config), resume
+    ) as directory:
+        if directory.result() is not None:
+            print(f"The run in {workdir} is finished.")
+        else:
+            _Run(config, strategy, directory, results_only=True).announce()
 
 
 def summary(result):
@@ -177,6 +207,23 @@ class _Run:
                 raise
         return self._write_result()
 
+    def announce(self):
+        """Says what is left to do, and what it will cost."""
+        epochs = self._last_epoch()
+        self._announce(epochs)
+        steps = (epochs - self._recorder.epochs) * self._batches.steps_per_epoch
+        cost = measure_step(self._model, self._data.x_test, self._data.y_test)
+        seconds = cost.seconds(self._batches.batch_size)
+        print(
+            f"{'time':<10} about {durations.text(steps * seconds)}: "
+            f"{steps:,} steps of {seconds:.3g} s, without evaluation"
+        )
+        if cost.memory_bytes is not None:
+            print(
+                f"{'memory':<10} about {cost.memory_bytes / 2**20:,.0f} MiB "
+                "that a step works in"
+            )
+
     def _last_epoch(self):
         """The epoch up to which the budget lasts.
 
@@ -271,7 +318,7 @@ class _Run:
             self._batches,
             initial_epoch=self._recorder.epochs,
             epochs=epochs,
-            verbose=self._verbosity(),
+            verbose=0,
             validation_data=(own.x_test, own.y_test),
             validation_batch_size=self._task.evaluation_batch,
             validation_data_is_public=True,
@@ -283,14 +330,20 @@ class _Run:
                 ),
                 self._recorder,
                 *self._gradient_recorders,
+                *self._shown(),
                 *self._boards(),
             ],
         )
 
-    def _verbosity(self):
+    def _shown(self):
         if not self._directory.writes:
-            return 0
-        return 1 if sys.stdout.isatty() else 2
+            return []
+        config = self._config
+        return [
+            progress_bar.ProgressBar(
+                config.delta, config.accountant, config.epsilon
+            )
+        ]
 
     def _boards(self):
         if self._results_only or not self._directory.writes:

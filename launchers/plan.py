@@ -1,13 +1,12 @@
 """Tells which private method suits a model, from public examples alone.
 
-    python launchers/plan.py --config=configs/digits_dpsgd.py \\
+    tf-dpsub plan --config=configs/digits_dpsgd.py \\
         --config.public_examples=200 --workdir=out/plan
 
-The command `tf-dpsub-plan` is the same. It predicts, for each method, rank and
-clip, the signal-to-noise ratio of a step, and how well the mean of what the run
-releases is aligned with the gradient; measures time and memory of a step;
-recommends a method with its settings, and says why. `plan.json`, `table.md`
-and `plan.png` are written to the workdir.
+It predicts, for each method, rank and clip, the signal-to-noise ratio of a step,
+and how well the mean of what the run releases is aligned with the gradient;
+measures time and memory of a step; recommends a method with its settings, and
+says why. `plan.json`, `table.md` and `plan.png` are written to the workdir.
 
 It reads no private data: of the private examples only their number counts.
 Gradients are those of labelled public examples: of `public_examples` of the
@@ -20,14 +19,12 @@ import dataclasses
 import json
 import math
 import pathlib
-import shlex
-import sys
 
-from absl import app, flags, logging
+from absl import flags, logging
 from matplotlib import ticker
 
-from launchers import config_flag, figures, whole_file
-from launchers.workdir_flag import WORKDIR
+from launchers import config_flag, figures, program, whole_file
+from launchers.program import WORKDIR
 
 _LABELLED = flags.DEFINE_enum(
     "labelled", "public", ["public", "test"], "Examples that are looked at."
@@ -62,15 +59,11 @@ _COLOURS = {
 }
 
 
-def main(argv):
-    """Runs as the flags say; returns the exit code."""
-    config = config_flag.begin(argv)
-    try:
-        found = _planned(config)
-        write(found, config, pathlib.Path(WORKDIR.value), _command())
-    except ValueError as error:
-        return f"error: {error}"
-    return 0
+def main():
+    """Plans as the flags say."""
+    config = config_flag.begin()
+    found = _planned(config)
+    write(found, config, pathlib.Path(WORKDIR.value), program.command("plan"))
 
 
 def _planned(config):
@@ -249,13 +242,9 @@ def _log_ticks(axes, values):
     axes.xaxis.set_minor_locator(ticker.NullLocator())
 
 
-def _command():
-    return shlex.join(["tf-dpsub-plan", *sys.argv[1:]])
-
-
 def run():
-    """Runs the console command `tf-dpsub-plan`."""
-    app.run(main, flags_parser=config_flag.parse_flags)
+    """Runs `tf-dpsub plan`."""
+    config_flag.run(main)
 
 
 if __name__ == "__main__":

@@ -1,31 +1,33 @@
 """Runs an experiment of a paper, and lays its results beside the paper's.
 
-    python launchers/reproduce.py --experiment=pdp_mnist --workdir=out/papers
+    tf-dpsub reproduce --list
+    tf-dpsub reproduce --experiment=pdp_mnist --workdir=out/papers
+    tf-dpsub reproduce --experiment=pdp_mnist --only=tanh_sigma18 --dry_run
 
-The command `tf-dpsub-reproduce` is the same. The folder WORKDIR/EXPERIMENT
-receives `table.md`, `results.json`, figures, and one folder for each trial.
-The same command goes on where it was stopped: finished trials are kept,
-unfinished ones are resumed. `--fraction=0.1` runs a tenth of the epochs.
+The folder WORKDIR/EXPERIMENT receives `table.md`, `results.json`, figures, and
+one folder for each trial. The same command goes on where it was stopped:
+finished trials are kept, unfinished ones are resumed. `--fraction=0.1` runs a
+tenth of the epochs.
 """
 
 import difflib
 import json
 import pathlib
 import re
-import shlex
 import sys
 
-from absl import app, flags
+from absl import flags
 
 from launchers import (
     experiments,
     figures,
+    program,
     run_directory,
     train_config,
     whole_file,
 )
 from launchers.experiments import progress, results, runner, table
-from launchers.workdir_flag import WORKDIR
+from launchers.program import DRY_RUN, WORKDIR
 
 _EXPERIMENT = flags.DEFINE_string(
     "experiment", None, "Name of the experiment; --list shows all."
@@ -57,45 +59,37 @@ _LANGUAGE_MODEL = flags.DEFINE_string(
     "A preset of keras_hub, or a folder with a checkpoint, of BERT, for "
     "rgp_glue.",
 )
-_DRY_RUN = flags.DEFINE_bool(
-    "dry_run", False, "Say which trials would run, and run none."
-)
 _LIST = flags.DEFINE_bool("list", False, "Name all experiments.")
 
 
-def main(argv):
+def main():
     """Runs as the flags say; returns the exit code."""
-    try:
-        if len(argv) > 1:
-            raise ValueError(f"Expected flags only, got {argv[1]!r}.")
-        if _LIST.value:
-            print(overview())
-            return 0
-        if _EXPERIMENT.value in experiments.STUDIES:
-            return _run_study(experiments.STUDIES[_EXPERIMENT.value])
-        experiment = chosen(
-            _EXPERIMENT.value,
-            experiments.Inputs(
-                public_images=_PUBLIC_IMAGES.value,
-                features=_FEATURES.value,
-                language_model=_LANGUAGE_MODEL.value,
-            ),
-            _FRACTION.value,
-        )
-        trials = selected(experiment.name, experiment.trials, _ONLY.value)
-        if _DRY_RUN.value:
-            print("\n".join(trial.name for trial in trials))
-            return 0
-        _check_flags()
-        return reproduce(
-            experiment,
-            trials,
-            WORKDIR.value,
-            jobs=_JOBS.value,
-            command=_command(),
-        )
-    except ValueError as error:
-        return f"error: {error}"
+    if _LIST.value:
+        print(overview())
+        return 0
+    if _EXPERIMENT.value in experiments.STUDIES:
+        return _run_study(experiments.STUDIES[_EXPERIMENT.value])
+    experiment = chosen(
+        _EXPERIMENT.value,
+        experiments.Inputs(
+            public_images=_PUBLIC_IMAGES.value,
+            features=_FEATURES.value,
+            language_model=_LANGUAGE_MODEL.value,
+        ),
+        _FRACTION.value,
+    )
+    trials = selected(experiment.name, experiment.trials, _ONLY.value)
+    if DRY_RUN.value:
+        print("\n".join(trial.name for trial in trials))
+        return 0
+    _check_flags()
+    return reproduce(
+        experiment,
+        trials,
+        WORKDIR.value,
+        jobs=_JOBS.value,
+        command=program.command("reproduce"),
+    )
 
 
 def _check_flags():
@@ -113,7 +107,7 @@ def _check_fraction(fraction):
 
 def _run_study(study):
     points = selected(study.name, study.points(), _ONLY.value)
-    if _DRY_RUN.value:
+    if DRY_RUN.value:
         print("\n".join(point.name for point in points))
         return 0
     _check_flags()
@@ -122,7 +116,7 @@ def _run_study(study):
         points,
         fraction=_FRACTION.value,
         jobs=_JOBS.value,
-        command=_command(),
+        command=program.command("reproduce"),
     )
 
 
@@ -238,7 +232,7 @@ def reproduce(experiment, trials, workdir, *, jobs, command):
             failed = _run(experiment, left, len(trials), folder, jobs, command)
     except KeyboardInterrupt:
         print("\nInterrupted; the same command goes on from here.")
-        return 130
+        return program.INTERRUPTED
     finally:
         write(experiment, folder, command)
     for trial, error in failed:
@@ -298,20 +292,9 @@ def write_table(experiment, folder, command):
     return found
 
 
-def _command():
-    return shlex.join(["tf-dpsub-reproduce", *sys.argv[1:]])
-
-
-def _parse(argv):
-    try:
-        return flags.FLAGS(argv)
-    except flags.Error as error:
-        sys.exit(f"error: {error}")
-
-
 def run():
-    """Runs the console command `tf-dpsub-reproduce`."""
-    app.run(main, flags_parser=_parse)
+    """Runs `tf-dpsub reproduce`."""
+    program.run(main)
 
 
 if __name__ == "__main__":

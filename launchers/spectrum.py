@@ -1,14 +1,13 @@
 """Shows of what dimension the gradients of a private run are.
 
-    python launchers/spectrum.py --config=configs/digits_dpsgd.py \\
+    tf-dpsub spectrum --config=configs/digits_dpsgd.py \\
         --workdir=out/spectrum --k=20 --ranks=5,20
 
-The command `tf-dpsub-spectrum` is the same. It trains as the config says and
-keeps the mean clipped gradients of steps; finds their largest singular values
-and how these decay; trains again, from the same start, with gradients that are
-projected on the first directions; and writes `table.md` and figures. All of it
-goes on where it was interrupted. `--gradients=FOLDER` takes gradients that were
-kept before.
+It trains as the config says and keeps the mean clipped gradients of steps; finds
+their largest singular values and how these decay; trains again, from the same
+start, with gradients that are projected on the first directions; and writes
+`table.md` and figures. All of it goes on where it was interrupted.
+`--gradients=FOLDER` takes gradients that were kept before.
 
 It is an analysis, after Li et al. 2022: gradients and directions come from
 private data without noise, no epsilon covers them, and nothing in the workdir
@@ -20,16 +19,14 @@ import dataclasses
 import math
 import os
 import pathlib
-import shlex
 import statistics
-import sys
 
 import numpy as np
-from absl import app, flags
+from absl import flags
 from matplotlib import colormaps, ticker
 
-from launchers import config_flag, figures
-from launchers.workdir_flag import WORKDIR
+from launchers import config_flag, figures, program
+from launchers.program import WORKDIR
 from tf_dpsub import analysis
 
 _GRADIENTS = flags.DEFINE_string(
@@ -365,38 +362,35 @@ def _rank(text):
     return int(text)
 
 
-def main(argv):
-    """Runs as the flags say; returns the exit code."""
-    config = config_flag.begin(argv)
-    try:
-        if not 0 < _MAX_GIGABYTES.value < math.inf:
-            raise ValueError(
-                "Expected --max_gigabytes > 0, a number, got "
-                f"{_MAX_GIGABYTES.value}."
-            )
-        study = Study(
-            config=config,
-            folder=pathlib.Path(WORKDIR.value),
-            gradients=_GRADIENTS.value,
-            every=_EVERY.value,
-            max_bytes=int(1e9 * _MAX_GIGABYTES.value),
-            k=_K.value,
-            iterations=_ITERATIONS.value,
-            ranks=tuple(map(_rank, _RANKS.value)),
-            repeats=_REPEATS.value,
+def main():
+    """Makes the study that the flags describe."""
+    config = config_flag.begin()
+    if not 0 < _MAX_GIGABYTES.value < math.inf:
+        raise ValueError(
+            "Expected --max_gigabytes > 0, a number, got "
+            f"{_MAX_GIGABYTES.value}."
         )
-        study.run(shlex.join(["tf-dpsub-spectrum", *sys.argv[1:]]))
-    except ValueError as error:
-        return f"error: {error}"
+    study = Study(
+        config=config,
+        folder=pathlib.Path(WORKDIR.value),
+        gradients=_GRADIENTS.value,
+        every=_EVERY.value,
+        max_bytes=int(1e9 * _MAX_GIGABYTES.value),
+        k=_K.value,
+        iterations=_ITERATIONS.value,
+        ranks=tuple(map(_rank, _RANKS.value)),
+        repeats=_REPEATS.value,
+    )
+    try:
+        study.run(program.command("spectrum"))
     except KeyboardInterrupt:
         print("\nInterrupted; the same command goes on from here.")
-        return 130
-    return 0
+        raise
 
 
 def run():
-    """Runs the console command `tf-dpsub-spectrum`."""
-    app.run(main, flags_parser=config_flag.parse_flags)
+    """Runs `tf-dpsub spectrum`."""
+    config_flag.run(main)
 
 
 if __name__ == "__main__":

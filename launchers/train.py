@@ -1,43 +1,40 @@
 """Trains a private classifier by one command.
 
-    python launchers/train.py --config=configs/digits_dpsgd.py \\
+    tf-dpsub train --config=configs/digits_dpsgd.py \\
         --config.noise_multiplier=1.1 --workdir=out/digits
 
-The command `tf-dpsub-train` is the same. The fields of a config are those of
-`launchers/train_config.py`. The workdir receives `result.json`, `metrics.csv`,
-`privacy_statement.txt`, `progress.png`, `model.keras` (a plain Keras model),
-`tensorboard/`, the ledger, and a checkpoint, from which `--resume` goes on.
+The fields of a config are those of `launchers/train_config.py`. `--dry_run`
+says σ, ε, the number of steps, their time and their memory, and trains nothing.
+
+The workdir receives `result.json`, `metrics.csv`, `privacy_statement.txt`,
+`progress.png`, `model.keras` (a plain Keras model), `tensorboard/`, the ledger,
+and a checkpoint, from which `--resume` goes on.
 """
 
-from absl import app, flags, logging
+from absl import flags
 
 from launchers import config_flag
-from launchers.workdir_flag import WORKDIR
+from launchers.program import DRY_RUN, WORKDIR
 
 _RESUME = flags.DEFINE_bool(
     "resume", False, "Go on with the run in the workdir, if there is one."
 )
 
 
-def main(argv):
-    """Trains as the flags say; returns the exit code."""
-    config = config_flag.begin(argv)
+def main():
+    """Trains as the flags say."""
+    config = config_flag.begin()
     from launchers import experiment
 
-    try:
+    if DRY_RUN.value:
+        experiment.announce(config, WORKDIR.value, _RESUME.value)
+    else:
         experiment.train(config, WORKDIR.value, _RESUME.value)
-    except (ValueError, OSError, MemoryError) as error:
-        # --verbosity=1 shows where it comes from.
-        logging.debug("%s", error, exc_info=True)
-        return f"error: {error}"
-    except KeyboardInterrupt:
-        return 130
-    return 0
 
 
 def run():
-    """Runs the console command `tf-dpsub-train`."""
-    app.run(main, flags_parser=config_flag.parse_flags)
+    """Runs `tf-dpsub train`."""
+    config_flag.run(main)
 
 
 if __name__ == "__main__":

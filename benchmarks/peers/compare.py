@@ -22,7 +22,7 @@ from absl import app, flags
 
 from benchmarks.peers.workloads import WORKLOADS
 from launchers import figures, whole_file
-from launchers.workdir_flag import WORKDIR
+from launchers.program import WORKDIR
 
 _WORKLOADS = flags.DEFINE_list(
     "workloads", list(WORKLOADS), "Which of them to measure."

@@ -18,8 +18,7 @@ import time
 import numpy as np
 from matplotlib import ticker
 
-from launchers import figures, whole_file
-from launchers.experiments import progress
+from launchers import durations, figures, whole_file
 from tf_dpsub import accounting, analysis
 
 _EPSILON, _DELTA = 2.0, 1e-6
@@ -213,7 +212,7 @@ def _each(points, sigma, steps, jobs):
                 seconds = (time.monotonic() - began) * (total / done - 1)
                 print(
                     f"{point.name}: {losses['empirical']:.4f}; "
-                    f"{progress.duration(seconds)} left",
+                    f"{durations.text(seconds)} left",
                     flush=True,
                 )
                 yield point, losses

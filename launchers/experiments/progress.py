@@ -6,6 +6,7 @@ import statistics
 import sys
 import time
 
+from launchers import durations
 from launchers.experiments import results
 
 _SECONDS_BETWEEN_LINES = 300
@@ -47,7 +48,7 @@ class Progress:
             self._seconds[trial.method].append(ended.seconds / max(epochs, 1))
         self._print(
             f"[{self._done}/{self._total}] {trial.name}: "
-            f"{ended.error or summary}, {duration(ended.seconds)}; "
+            f"{ended.error or summary}, {durations.text(ended.seconds)}; "
             f"{self._left()}"
         )
 
@@ -93,15 +94,4 @@ class Progress:
             trial = self._trials[name]
             epochs = trial.config.epochs - self._epochs(name)
             seconds += epochs * known.get(trial.method, others)
-        return f"{duration(seconds / self._runner.jobs)} left"
-
-
-def duration(seconds):
-    """A length of time in the two units that matter."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    if minutes:
-        return f"{minutes} min {rest} s"
-    return f"{rest} s"
+        return f"{durations.text(seconds / self._runner.jobs)} left"

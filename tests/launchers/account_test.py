@@ -8,7 +8,7 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
-from launchers import account
+from launchers import account, program
 from tf_dpsub import accounting
 
 ROOT = pathlib.Path(account.__file__).parents[1]
@@ -28,12 +28,8 @@ def launch(*arguments):
 def run_main(capsys, **values):
     """Output, messages and exit code of a call with these flags."""
     flags.FLAGS.mark_as_parsed()
-    code = 0
     with flagsaver.flagsaver(**values):
-        try:
-            account.main(["account"])
-        except SystemExit as exit:
-            code = exit.code
+        code = program.ended(account.main)
     return (*capsys.readouterr(), code)
 
 
@@ -170,7 +166,7 @@ class TestMain:
     def test_refusal_is_one_line(self, capsys):
         out, err, code = run_main(capsys, **RUN, steps=3)
         assert (out, code) == ("", 2)
-        assert err == "account: Expected --steps or --epochs, got both.\n"
+        assert err == "error: Expected --steps or --epochs, got both.\n"
 
 
 class TestProgram:
@@ -214,5 +210,5 @@ class TestProgram:
         done = launch(argument)
         assert done.returncode == 2
         assert done.stdout == ""
-        assert done.stderr.startswith(f"account: {message}")
+        assert done.stderr.startswith(f"error: {message}")
         assert done.stderr.count("\n") == 1

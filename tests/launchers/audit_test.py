@@ -110,6 +110,6 @@ def test_program(tmp_path):
 )
 def test_wrong_flags(flags, message):
     told = run_program("audit", *flags)
-    assert told.returncode == 1
+    assert told.returncode == 2
     assert message in told.stderr
     assert "Traceback" not in told.stderr

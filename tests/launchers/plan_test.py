@@ -140,7 +140,7 @@ class TestProgram:
             f"--workdir={tmp_path}",
             *flags,
         )
-        assert told.returncode == 1
+        assert told.returncode == 2
         assert message in told.stderr
         assert "Traceback" not in told.stderr
 

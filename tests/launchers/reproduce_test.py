@@ -11,7 +11,7 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
-from launchers import experiments, reproduce
+from launchers import experiments, program, reproduce
 from launchers.experiments import plots, results, trials
 from tests.launchers.experiments import finished_trials
 
@@ -22,7 +22,7 @@ def run_main(capsys, **values):
     """Output and result of the program with these flags."""
     flags.FLAGS.mark_as_parsed()
     with flagsaver.flagsaver(**values):
-        code = reproduce.main(["reproduce"])
+        code = program.ended(reproduce.main)
     return capsys.readouterr().out, code
 
 
@@ -97,11 +97,12 @@ class TestFlags:
                 "experiment": "pdp_mnist",
                 "workdir": str(workdir),
             } | values
-        out, code = run_main(capsys, **values)
-        assert out == ""
-        assert "\n" not in code
-        assert code.startswith("error: ")
-        assert re.search(message, code), code
+        flags.FLAGS.mark_as_parsed()
+        with flagsaver.flagsaver(**values):
+            code = program.ended(reproduce.main)
+        out, err = capsys.readouterr()
+        assert (out, code) == ("", program.REFUSED)
+        assert re.fullmatch(f"error: .*{message}.*\n", err), err
         assert not workdir.exists()
 
 
@@ -147,11 +148,14 @@ class TestReproduce:
         config = tmp_path / "small" / "trials" / "gp_0" / "config.json"
         fields = {"epochs": 30}
         config.write_text(json.dumps(fields), "utf-8")
-        out, code = run_main(
-            capsys, experiment="small", workdir=str(tmp_path), jobs=1
-        )
+        flags.FLAGS.mark_as_parsed()
+        with flagsaver.flagsaver(
+            experiment="small", workdir=str(tmp_path), jobs=1
+        ):
+            assert program.ended(reproduce.main) == program.REFUSED
+        out, err = capsys.readouterr()
         assert out == ""
-        assert "epochs is 30 there and 2 here" in code
+        assert "epochs is 30 there and 2 here" in err
 
 
 PROGRAM = """
@@ -322,7 +326,7 @@ class TestProgram:
             capture_output=True,
             text=True,
         )
-        assert done.returncode == 1
+        assert done.returncode == 2
         assert done.stderr.startswith(message)
         assert done.stderr.count("\n") == 1
         assert done.stdout == "False\n"

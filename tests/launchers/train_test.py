@@ -716,6 +716,24 @@ class TestCommand:
         (line,) = done.stderr.splitlines()
         assert line.startswith("Per-example gradients of mlp: ")
 
+    def test_dry_run_says_what_it_would_do(self, tmp_path):
+        workdir = tmp_path / "run"
+        done = self.launch(
+            "--config=configs/digits_dpsgd.py",
+            f"--workdir={workdir}",
+            "--dry_run",
+        )
+        assert done.returncode == 0, done.stderr
+        told = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
+        assert "noise multiplier 5.295" in told["mechanism"]
+        assert told["privacy"].startswith("ε = 2 at δ = 1e-05 (RDP) after 30")
+        assert re.fullmatch(
+            r"about \d+ s: 180 steps of [\d.]+ s, without evaluation",
+            told["time"],
+        )
+        assert re.match(r"about \d+ MiB", told["memory"])
+        assert not workdir.exists()
+
     @pytest.mark.parametrize(
         "arguments, message",
         [
@@ -739,7 +757,7 @@ class TestCommand:
     )
     def test_mistakes_end_with_one_line(self, tmp_path, arguments, message):
         failed = self.launch(*arguments, f"--workdir={tmp_path / 'run'}")
-        assert failed.returncode == 1
+        assert failed.returncode == 2
         assert failed.stderr.splitlines() == [message]
         assert not (tmp_path / "run").exists()
 

@@ -33,7 +33,7 @@ def ended(process):
 
 def error_of(process):
     _, told, code = ended(process)
-    assert code == 1
+    assert code == 2
     assert "Traceback" not in told
     return told.strip().splitlines()[-1]
 

@@ -1,7 +1,5 @@
 import time
 
-import pytest
-
 from launchers.experiments import progress, runner
 from tests.launchers.experiments import finished_trials
 
@@ -13,20 +11,6 @@ class Runner:
         self.waiting = list(trials)
         self.running = {}
         self.jobs = jobs
-
-
-@pytest.mark.parametrize(
-    "seconds, text",
-    [
-        (0.4, "0 s"),
-        (59.6, "1 min 0 s"),
-        (61, "1 min 1 s"),
-        (3599.7, "1 h 0 min"),
-        (7384, "2 h 3 min"),
-    ],
-)
-def test_duration(seconds, text):
-    assert progress.duration(seconds) == text
 
 
 def ended(trial, seconds, error=None):

@@ -1,0 +1,133 @@
+"""What all programs have in common: flags, help, short errors, exit codes.
+
+A program returns 0, or 1 if something that it did has failed: a trial, or a
+claim that does not hold. It ends with 2 if it cannot do what it was asked for,
+after one line that says why and what would help, and with 130 if it was
+interrupted.
+"""
+
+import inspect
+import shlex
+import sys
+import textwrap
+
+from absl import app, flags, logging
+
+WORKDIR = flags.DEFINE_string(
+    "workdir", None, "Folder for the files that the program writes."
+)
+DRY_RUN = flags.DEFINE_bool(
+    "dry_run", False, "Say what would be done, and do nothing."
+)
+DEBUG = flags.DEFINE_bool(
+    "debug", False, "Show where an error comes from, in the code."
+)
+
+REFUSED, INTERRUPTED = 2, 130
+
+
+def run(main, read=None):
+    """Runs a program to its end.
+
+    Args:
+        main: function without arguments that returns the exit code, or None.
+        read: function that parses the command line, a list of strings, and
+            returns what are no flags, the program first. It raises `ValueError`
+            or `flags.Error`. Defaults to `None`.
+    """
+    module = inspect.getmodule(main)
+    if {"--help", "-help", "-h"}.intersection(sys.argv[1:]):
+        print(help_text(module))
+        sys.exit(0)
+
+    def parse(argv):
+        try:
+            rest = (read or flags.FLAGS)(argv)
+            if len(rest) > 1:
+                raise ValueError(f"Expected flags only, got {rest[1]!r}.")
+        except (flags.Error, ValueError) as error:
+            if "--debug" in argv:
+                raise
+            _tell(error)
+            sys.exit(REFUSED)
+        return rest
+
+    app.run(lambda _: ended(main), flags_parser=parse)
+
+
+def ended(main):
+    """Runs a function, and tells of its errors in a line.
+
+    Args:
+        main: function without arguments that returns an exit code, or None.
+
+    Returns:
+        int, the exit code.
+    """
+    try:
+        return main() or 0
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except Exception as error:
+        if DEBUG.value:
+            raise
+        _tell(error)
+        return REFUSED
+
+
+def _tell(error):
+    """Writes what is wrong to standard error, in one line."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    text = lines[0].strip() if lines else ""
+    expected = isinstance(
+        error, (flags.Error, ValueError, OSError, MemoryError)
+    )
+    if not expected or not text:
+        text = f"{type(error).__name__}: {text}"
+    if not expected or len(lines) != 1:
+        text += " (--debug shows all of it)"
+    logging.flush()
+    print(f"error: {text}", file=sys.stderr)
+
+
+def command(name):
+    """The command that runs this program again, a string."""
+    return shlex.join(["tf-dpsub", name, *sys.argv[1:]])
+
+
+def help_text(module):
+    """What a program does, by example, and its flags.
+
+    Args:
+        module: the program's module.
+    """
+    lines = [inspect.cleandoc(module.__doc__), "", "Flags:", ""]
+    for holder in _flags_of(module):
+        flag = flags.FLAGS[holder.name]
+        lines += [
+            f"  --{flag.name}{_default(flag)}",
+            textwrap.indent(textwrap.fill(flag.help, 72), " " * 6),
+        ]
+    return "\n".join(lines)
+
+
+def _default(flag):
+    if flag.default is None:
+        return ""
+    if flag.boolean:
+        return f", or --no{flag.name}" if flag.default else ""
+    return f"={flag.default_as_str[1:-1]}"
+
+
+def _flags_of(module):
+    """Those that a module defines or imports, `--debug` last."""
+    own = [*vars(module).values()]
+    own += [v for part in own if inspect.ismodule(part) for v in _shared(part)]
+    holders = {v.name: v for v in own if isinstance(v, flags.FlagHolder)}
+    holders[DEBUG.name] = DEBUG
+    return holders.values()
+
+
+def _shared(module):
+    """Flags of the module for all programs with a config."""
+    return vars(module).values() if module.__name__.endswith("_flag") else ()
