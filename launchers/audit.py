@@ -8,8 +8,8 @@ its independence, the divisor, by how much one example moves what is released,
 and what an attacker proves of a step with ε = 1. Whole runs are audited by
 canaries with huge gradients, and by membership inference on scikit-learn's
 digits. `--long` takes 10,000 pairs of batches and more runs, which is for a
-release. `table.md`, `audit.json` and `audit.png` are written to the workdir;
-the exit code is 1 if a claim fails.
+release. `report.html`, `table.md`, `audit.json` and `audit.png` are written to
+the workdir; the exit code is 1 if a claim fails.
 """
 
 import concurrent.futures
@@ -24,7 +24,14 @@ import time
 import numpy as np
 from absl import flags, logging
 
-from launchers import figures, membership, native_logs, program, whole_file
+from launchers import (
+    figures,
+    membership,
+    native_logs,
+    program,
+    report,
+    whole_file,
+)
 from launchers.program import WORKDIR
 
 _MECHANISMS = flags.DEFINE_list(
@@ -267,7 +274,8 @@ def write(results, plain, folder, command):
         json.dumps(as_json, indent=2, ensure_ascii=False) + "\n",
     )
     with figures.style():
-        whole_file.write_figure(folder / "audit.png", draw(results))
+        figures.write(draw(results), folder / "audit.png")
+    report.write(folder)
     print(text)
 
 

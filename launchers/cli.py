@@ -20,6 +20,7 @@ COMMANDS = (
     "audit",
     "spectrum",
     "reproduce",
+    "report",
 )
 
 

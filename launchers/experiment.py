@@ -1,9 +1,7 @@
 """One private training run: from its config to the files it leaves."""
 
-import importlib.metadata
 import math
 import os
-import platform
 import resource
 import sys
 
@@ -17,6 +15,7 @@ from launchers import (
     durations,
     progress_bar,
     progress_figure,
+    report,
     run_directory,
     run_recorder,
     tasks,
@@ -27,7 +26,7 @@ from tf_dpsub import accounting, callbacks, data, layers
 from tf_dpsub.analysis.step_cost import measure_step
 
 
-def train(config, workdir, resume=False, results_only=False):
+def train(config, workdir, resume=False, results_only=False, command=None):
     """Trains a model privately, evaluates it, and writes all files.
 
     Formal guarantees: what is released is the model, whose privacy
@@ -43,8 +42,9 @@ def train(config, workdir, resume=False, results_only=False):
         resume: bool, whether to go on with the run in `workdir`, if there is
             one. Defaults to `False`.
         results_only: bool, whether to leave out what is made to be looked at
-            or used: `model.keras`, `progress.png` and `tensorboard/`. Defaults
-            to `False`.
+            or used: `model.keras`, `progress.png`, `report.html` and
+            `tensorboard/`. Defaults to `False`.
+        command: string, what made the run, for the report. Defaults to `None`.
 
     Returns:
         dict, the content of `result.json`.
@@ -65,9 +65,9 @@ def train(config, workdir, resume=False, results_only=False):
             print(f"The run in {workdir} is finished.")
         else:
             run = _Run(config, strategy, directory, results_only)
-            result = run.complete()
+            result = run.complete(command)
         if is_chief:
-            print(summary(result), flush=True)
+            print(result["summary"], flush=True)
     return result
 
 
@@ -192,7 +192,7 @@ class _Run:
                 "on a file system that all of them see."
             )
 
-    def complete(self):
+    def complete(self, command):
         """Trains what is left, and writes all files; returns the result."""
         epochs = self._last_epoch()
         self._announce(epochs)
@@ -205,7 +205,7 @@ class _Run:
                     "epochs; --resume goes on from there."
                 )
                 raise
-        return self._write_result()
+        return self._write_result(command)
 
     def announce(self):
         """Says what is left to do, and what it will cost."""
@@ -351,8 +351,9 @@ class _Run:
         folder = self._directory.path / "tensorboard"
         return [keras.callbacks.TensorBoard(folder, write_graph=False)]
 
-    def _write_result(self):
+    def _write_result(self, command):
         result = self._result()
+        result |= {"summary": summary(result), "command": command}
         self._directory.write_text(
             "privacy_statement.txt",
             self._model.privacy_statement(
@@ -362,6 +363,8 @@ class _Run:
         if not self._results_only and self._directory.writes:
             self._write_model_and_figure(result)
         self._directory.write_json("result.json", result)
+        if not self._results_only and self._directory.writes:
+            report.write(self._directory.path)
         self._recorder.remove_checkpoint()
         return result
 
@@ -372,7 +375,7 @@ class _Run:
             path / "progress.png",
             self._recorder.rows,
             title=f"{config.dataset}: {config.optimizer}, {config.model}",
-            subtitle=summary(result),
+            subtitle=result["summary"],
             metric=self._task.metric,
             is_share=self._task.is_share,
             delta=config.delta,
@@ -425,7 +428,7 @@ class _Run:
             "step_milliseconds": seconds and seconds * 1e3,
             "peak_memory_mib": _peak_memory_mib(),
             "devices": devices(),
-            "versions": _versions(),
+            "versions": report.versions(),
             "seed": config.seed,
             "config": train_config.as_dict(config),
         }
@@ -444,12 +447,3 @@ def _peak_memory_mib():
         for i in range(len(tf.config.list_logical_devices("GPU")))
     ]
     return {"host": round(resident, 1), "gpus": [round(g, 1) for g in gpus]}
-
-
-def _versions():
-    packages = ("tensorflow", "keras", "numpy", "dp-accounting")
-    return {
-        "python": platform.python_version(),
-        "tf_dpsub": tf_dpsub.__version__,
-        **{name: importlib.metadata.version(name) for name in packages},
-    }

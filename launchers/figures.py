@@ -1,9 +1,14 @@
 """How figures look: one style for all of them."""
 
 import contextlib
+import html
+import io
+import re
 
 import matplotlib
-from matplotlib import figure
+from matplotlib import container, figure, ticker
+
+from launchers import whole_file
 
 INK, GREY, FAINT = "#222222", "#6b7280", "#e5e7eb"
 
@@ -46,3 +51,109 @@ def tidy(axes):
     axes.xaxis.label.set_color(INK)
     axes.grid(axis="y", color=FAINT, linewidth=0.8)
     axes.set_axisbelow(True)
+
+
+def write(canvas, path):
+    """Writes a figure as a PNG file, and beside it as an SVG for a web page.
+
+    Args:
+        canvas: `matplotlib.figure.Figure`.
+        path: `pathlib.Path`, of the PNG file.
+    """
+    with style():
+        whole_file.replace(path, lambda p: canvas.savefig(p, format="png"))
+        text = svg(canvas, path.stem)
+    whole_file.write_text(path.with_suffix(".svg"), text)
+
+
+# What follows the page's colours; the colours of data do not.
+_FOLLOWS = {"#000000": "ink", INK: "ink", GREY: "grey", FAINT: "faint"}
+
+
+def svg(canvas, name):
+    """A figure as an element of a web page, whose colours it takes.
+
+    Args:
+        canvas: `matplotlib.figure.Figure`.
+        name: string, which no other figure of the page has.
+
+    Returns:
+        string, with a description for those who do not see it.
+    """
+    file = io.StringIO()
+    settings = {"svg.fonttype": "none", "svg.hashsalt": name}
+    with matplotlib.rc_context(settings):
+        canvas.savefig(
+            file, format="svg", transparent=True, metadata={"Date": None}
+        )
+    text = file.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    # Identifiers are of the page, not of the figure.
+    text = re.sub(r'(\bid="|"#|\(#)', rf"\g<1>{name}-", text)
+    for colour, variable in _FOLLOWS.items():
+        text = text.replace(colour, f"var(--{variable}, {colour})")
+    text = text.replace("'DejaVu Sans'", "'DejaVu Sans', Verdana, sans-serif")
+    label = html.escape(description(canvas), quote=True)
+    return text.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
+
+
+def description(canvas):
+    """What a figure shows, in words: each line from its start to its end."""
+    parts = []
+    if canvas.get_suptitle():
+        parts.append(canvas.get_suptitle())
+    for axes in canvas.axes:
+        shown = [*_lines(axes), *_bars(axes)]
+        if not shown:
+            continue
+        title = axes.get_title(loc="left") or axes.get_title()
+        names = " by ".join(
+            filter(None, (axes.get_ylabel(), axes.get_xlabel()))
+        )
+        heading = ", ".join(filter(None, (title, names)))
+        parts.append(f"{heading}: {'; '.join(shown)}" if heading else shown[0])
+    return ". ".join(parts) + "."
+
+
+def _lines(axes):
+    for line in axes.get_lines():
+        points = [(x, y) for x, y in zip(*line.get_data()) if _is_number(y)]
+        label = line.get_label()
+        named = not label.startswith("_")
+        if not points or (not named and len(points) < 3):
+            continue
+        (x0, y0), (x1, y1) = points[0], points[-1]
+        y0, y1 = (_number(axes.yaxis, y) for y in (y0, y1))
+        text = f"{label} " if named else ""
+        if len(points) < 3 and y0 == y1:
+            yield f"{text}{y0}"
+        else:
+            x0, x1 = (_number(axes.xaxis, x) for x in (x0, x1))
+            yield f"{text}from {y0} at {x0} to {y1} at {x1}"
+
+
+def _bars(axes):
+    names = [t.get_text() for t in axes.get_yticklabels()]
+    for bars in axes.containers:
+        if not isinstance(bars, container.BarContainer):
+            continue
+        if bars.orientation != "horizontal" or len(bars) != len(names):
+            continue
+        values = [_number(axes.xaxis, bar.get_width()) for bar in bars]
+        label = bars.get_label()
+        text = "" if label.startswith("_") else f"{label}: "
+        yield text + ", ".join(f"{n} {v}" for n, v in zip(names, values))
+
+
+def _is_number(value):
+    try:
+        return value == value and abs(value) != float("inf")
+    except TypeError:
+        return False
+
+
+def _number(axis, value):
+    if isinstance(axis.get_major_formatter(), ticker.PercentFormatter):
+        return f"{100 * value:.1f} %"
+    return f"{value:.3g}"

@@ -3,10 +3,11 @@
     tf-dpsub plan --config=configs/digits_dpsgd.py \\
         --config.public_examples=200 --workdir=out/plan
 
-It predicts, for each method, rank and clip, the signal-to-noise ratio of a step,
-and how well the mean of what the run releases is aligned with the gradient;
-measures time and memory of a step; recommends a method with its settings, and
-says why. `plan.json`, `table.md` and `plan.png` are written to the workdir.
+It predicts, for each method, rank and clip, the signal-to-noise ratio of a
+step, and how well the mean of what the run releases is aligned with the
+gradient; measures time and memory of a step; recommends a method with its
+settings, and says why. `report.html`, `plan.json`, `table.md` and `plan.png`
+are written to the workdir.
 
 It reads no private data: of the private examples only their number counts.
 Gradients are those of labelled public examples: of `public_examples` of the
@@ -23,7 +24,7 @@ import pathlib
 from absl import flags, logging
 from matplotlib import ticker
 
-from launchers import config_flag, figures, program, whole_file
+from launchers import config_flag, figures, program, report, whole_file
 from launchers.program import WORKDIR
 
 _LABELLED = flags.DEFINE_enum(
@@ -119,7 +120,8 @@ def write(found, config, folder, command):
     )
     whole_file.write_text(folder / "plan.json", as_json + "\n")
     with figures.style():
-        whole_file.write_figure(folder / "plan.png", draw(found, config))
+        figures.write(draw(found, config), folder / "plan.png")
+    report.write(folder)
     print(text)
 
 

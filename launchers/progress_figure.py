@@ -15,7 +15,7 @@ def save_progress(
     """Draws a metric above, and epsilon below, over the epochs.
 
     Args:
-        path: string or path-like, the PNG file.
+        path: `pathlib.Path`, the PNG file.
         rows: list of dicts with `epoch`, `epsilon`, and the metric of training
             and, with `val_` before its name, of the test split.
         title: string, what was trained.
@@ -77,7 +77,7 @@ def save_progress(
         )
         for axes in (upper, lower):
             figures.tidy(axes)
-        canvas.savefig(path)
+        figures.write(canvas, path)
 
 
 def _line(axes, epochs, values, label, colour):

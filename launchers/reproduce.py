@@ -4,10 +4,10 @@
     tf-dpsub reproduce --experiment=pdp_mnist --workdir=out/papers
     tf-dpsub reproduce --experiment=pdp_mnist --only=tanh_sigma18 --dry_run
 
-The folder WORKDIR/EXPERIMENT receives `table.md`, `results.json`, figures, and
-one folder for each trial. The same command goes on where it was stopped:
-finished trials are kept, unfinished ones are resumed. `--fraction=0.1` runs a
-tenth of the epochs.
+The folder WORKDIR/EXPERIMENT receives `report.html`, `table.md`,
+`results.json`, figures, and one folder for each trial. The same command goes on
+where it was stopped: finished trials are kept, unfinished ones are resumed.
+`--fraction=0.1` runs a tenth of the epochs.
 """
 
 import difflib
@@ -22,6 +22,7 @@ from launchers import (
     experiments,
     figures,
     program,
+    report,
     run_directory,
     train_config,
     whole_file,
@@ -277,7 +278,8 @@ def write(experiment, folder, command):
         for name, draw in experiment.figures.items():
             canvas = draw(found)
             if canvas is not None:
-                whole_file.write_figure(folder / f"{name}.png", canvas)
+                figures.write(canvas, folder / f"{name}.png")
+    report.write(folder)
 
 
 def write_table(experiment, folder, command):

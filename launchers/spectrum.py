@@ -3,11 +3,11 @@
     tf-dpsub spectrum --config=configs/digits_dpsgd.py \\
         --workdir=out/spectrum --k=20 --ranks=5,20
 
-It trains as the config says and keeps the mean clipped gradients of steps; finds
-their largest singular values and how these decay; trains again, from the same
-start, with gradients that are projected on the first directions; and writes
-`table.md` and figures. All of it goes on where it was interrupted.
-`--gradients=FOLDER` takes gradients that were kept before.
+It trains as the config says and keeps the mean clipped gradients of steps;
+finds their largest singular values and how these decay; trains again, from the
+same start, with gradients that are projected on the first directions; and
+writes `report.html`, `table.md` and figures. All of it goes on where it was
+interrupted. `--gradients=FOLDER` takes gradients that were kept before.
 
 It is an analysis, after Li et al. 2022: gradients and directions come from
 private data without noise, no epsilon covers them, and nothing in the workdir
@@ -25,7 +25,7 @@ import numpy as np
 from absl import flags
 from matplotlib import colormaps, ticker
 
-from launchers import config_flag, figures, program
+from launchers import config_flag, figures, program, report
 from launchers.program import WORKDIR
 from tf_dpsub import analysis
 
@@ -203,7 +203,8 @@ class Study:
                 ("spectra", _spectra(found)),
                 ("accuracy", _accuracy(outcomes)),
             ):
-                canvas.savefig(self.folder / f"{name}.png")
+                figures.write(canvas, self.folder / f"{name}.png")
+        report.write(self.folder)
         print(text)
 
 
@@ -231,17 +232,17 @@ def _table(study, found, fit, store, recorded, outcomes, command):
         command,
         "```",
         "",
-        "An analysis of private data: no ε covers what is below.",
+        f"Singular values decay as rank^-{fit.exponent:.3f} (95 % interval of "
+        f"the fit: {low:.3f} to {high:.3f}; ranks 1 to "
+        f"{len(found['values'])}). The first {len(found['values'])} directions "
+        f"hold {100 * share:.1f} % of the energy.",
+        "",
+        "An analysis of private data: no ε covers what is here.",
         "",
         f"{rows:,} mean clipped gradients of {columns:,} weights, along "
         f"{recorded['steps']:,} steps of DP-SGD with σ = "
         f"{recorded['noise_multiplier']:.4g}, whose test accuracy is "
         f"{100 * recorded['test_accuracy']:.1f} %.",
-        "",
-        f"Singular values decay as rank^-{fit.exponent:.3f} (95 % interval of "
-        f"the fit: {low:.3f} to {high:.3f}; ranks 1 to "
-        f"{len(found['values'])}). The first {len(found['values'])} directions "
-        f"hold {100 * share:.1f} % of the energy.",
         "",
         "Trained again from the same start, with the gradient projected on "
         "the first directions after clipping, and as much noise in all "

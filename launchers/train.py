@@ -7,13 +7,13 @@ The fields of a config are those of `launchers/train_config.py`. `--dry_run`
 says σ, ε, the number of steps, their time and their memory, and trains nothing.
 
 The workdir receives `result.json`, `metrics.csv`, `privacy_statement.txt`,
-`progress.png`, `model.keras` (a plain Keras model), `tensorboard/`, the ledger,
-and a checkpoint, from which `--resume` goes on.
+`report.html`, `progress.png`, `model.keras` (a plain Keras model),
+`tensorboard/`, the ledger, and a checkpoint, from which `--resume` goes on.
 """
 
 from absl import flags
 
-from launchers import config_flag
+from launchers import config_flag, program
 from launchers.program import DRY_RUN, WORKDIR
 
 _RESUME = flags.DEFINE_bool(
@@ -29,7 +29,12 @@ def main():
     if DRY_RUN.value:
         experiment.announce(config, WORKDIR.value, _RESUME.value)
     else:
-        experiment.train(config, WORKDIR.value, _RESUME.value)
+        experiment.train(
+            config,
+            WORKDIR.value,
+            _RESUME.value,
+            command=program.command("train"),
+        )
 
 
 def run():

@@ -19,8 +19,3 @@ def replace(path, write):
 def write_text(path, text):
     """Writes a text as a whole file."""
     replace(path, lambda incomplete: incomplete.write_text(text, "utf-8"))
-
-
-def write_figure(path, canvas):
-    """Writes a Matplotlib figure as a whole PNG file."""
-    replace(path, lambda incomplete: canvas.savefig(incomplete, format="png"))

@@ -313,7 +313,7 @@ def write(runs, workdir, command):
     )
     if any("ms" in row for row in rows):
         with figures.style():
-            whole_file.write_figure(workdir / "bars.png", draw(rows))
+            figures.write(draw(rows), workdir / "bars.png")
     return text
 
 

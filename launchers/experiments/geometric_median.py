@@ -18,7 +18,7 @@ import time
 import numpy as np
 from matplotlib import ticker
 
-from launchers import durations, figures, whole_file
+from launchers import durations, figures, report, whole_file
 from tf_dpsub import accounting, analysis
 
 _EPSILON, _DELTA = 2.0, 1e-6
@@ -143,7 +143,8 @@ class GeometricMedian:
         whole_file.write_text(folder / "table.md", text)
         with figures.style():
             canvas = _figure(self.title, rows, held["steps"])
-            whole_file.write_figure(folder / "loss.png", canvas)
+            figures.write(canvas, folder / "loss.png")
+        report.write(folder)
 
 
 def solve(point, noise_multiplier, steps):
@@ -268,6 +269,7 @@ def _rows(points, losses):
 
 def _table(title, rows, steps, sigma, command):
     lines = [f"# {title}", "", "```sh", command, "```", ""]
+    lines += [_sentence(rows["one"]), ""]
     lines += [
         f"Mean of ||x - x_i||_A over {_EXAMPLES:,} examples, of which the "
         f"first {_INFORMATIVE} coordinates are normal with mean 1 and variance "
@@ -303,6 +305,23 @@ def _table(title, rows, steps, sigma, command):
             ]
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def _sentence(rows):
+    """How the loss of each matrix goes with the number of dimensions."""
+    of = {}
+    for row in rows:
+        of.setdefault(row.matrix, []).append(row)
+    changes = []
+    for matrix, own in of.items():
+        own.sort(key=lambda row: row.dimensions)
+        first, last = own[0], own[-1]
+        changes.append(
+            f"from {first.mean('empirical'):.3f} to "
+            f"{last.mean('empirical'):.3f} with A = {matrix} (d = "
+            f"{first.dimensions:,} to {last.dimensions:,})"
+        )
+    return f"The loss goes {', '.join(changes)}."
 
 
 def _figure(title, rows, steps):

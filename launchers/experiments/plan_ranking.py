@@ -7,7 +7,7 @@ import json
 import math
 import statistics
 
-from launchers import figures, train_config, whole_file
+from launchers import figures, report, train_config, whole_file
 
 # Experiments whose trials are ranked, and whether their public examples are
 # too many or too few to stand for the private ones: test examples do then.
@@ -143,7 +143,8 @@ class PlanRanking:
         whole_file.write_text(folder / "table.md", text)
         with figures.style():
             canvas = _figure(self.title, pairs(held))
-            whole_file.write_figure(folder / "pairs.png", canvas)
+            figures.write(canvas, folder / "pairs.png")
+        report.write(folder)
         print(f"{folder}/table.md")
         return 0
 

@@ -17,6 +17,7 @@ def markdown(results, command):
     """
     experiment = results.experiment
     lines = [f"# {experiment.title}", "", "```sh", command, "```", ""]
+    lines += [_sentence(results), ""]
     lines += [
         "Test accuracy in percent after the last epoch, mean ± standard "
         "deviation over seeds. ε is of the steps that ran, recomputed from "
@@ -31,6 +32,23 @@ def markdown(results, command):
         lines += ["", "## All"]
     lines += ["", *_grid(columns, results.rows)]
     return "\n".join(lines) + "\n"
+
+
+def _sentence(results):
+    if not results.rows:
+        return "No trial has finished."
+    best = max(results.rows, key=lambda row: row.mean)
+    labels = ", ".join(
+        str(value) if name == "method" else f"{name} = {value}"
+        for name, value in sorted(
+            best.labels.items(), key=lambda label: label[0] != "method"
+        )
+        if value != ""
+    )
+    return (
+        f"The most accurate of {len(results.rows)} settings is {labels}: "
+        f"{_accuracy(best)} % of test examples."
+    )
 
 
 def _notes(results):

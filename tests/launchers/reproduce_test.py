@@ -19,11 +19,11 @@ ROOT = pathlib.Path(reproduce.__file__).parents[1]
 
 
 def run_main(capsys, **values):
-    """Output and result of the program with these flags."""
+    """Output, messages and exit code of the program with these flags."""
     flags.FLAGS.mark_as_parsed()
     with flagsaver.flagsaver(**values):
         code = program.ended(reproduce.main)
-    return capsys.readouterr().out, code
+    return (*capsys.readouterr(), code)
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def small(monkeypatch):
 
 class TestFlags:
     def test_list_names_every_experiment_with_what_it_shows(self, capsys):
-        out, code = run_main(capsys, list=True)
+        out, _, code = run_main(capsys, list=True)
         names = [line.split()[0] for line in out.splitlines()]
         assert names == [*experiments.EXPERIMENTS, *experiments.STUDIES]
         assert all(len(line.split()) > 4 for line in out.splitlines())
@@ -60,7 +60,7 @@ class TestFlags:
         self, capsys, tmp_path
     ):
         workdir = tmp_path / "out"
-        out, code = run_main(
+        out, _, code = run_main(
             capsys,
             experiment="pdp_mnist",
             only="^tanh_sigma18.*seed0$",
@@ -97,10 +97,7 @@ class TestFlags:
                 "experiment": "pdp_mnist",
                 "workdir": str(workdir),
             } | values
-        flags.FLAGS.mark_as_parsed()
-        with flagsaver.flagsaver(**values):
-            code = program.ended(reproduce.main)
-        out, err = capsys.readouterr()
+        out, err, code = run_main(capsys, **values)
         assert (out, code) == ("", program.REFUSED)
         assert re.fullmatch(f"error: .*{message}.*\n", err), err
         assert not workdir.exists()
@@ -123,6 +120,8 @@ class TestReproduce:
         assert "4 trials, 4 finished, 0 to run" in out
         assert {path.name for path in (tmp_path / "small").iterdir()} == {
             "accuracy.png",
+            "accuracy.svg",
+            "report.html",
             "results.json",
             "table.md",
             "trials",
@@ -148,13 +147,10 @@ class TestReproduce:
         config = tmp_path / "small" / "trials" / "gp_0" / "config.json"
         fields = {"epochs": 30}
         config.write_text(json.dumps(fields), "utf-8")
-        flags.FLAGS.mark_as_parsed()
-        with flagsaver.flagsaver(
-            experiment="small", workdir=str(tmp_path), jobs=1
-        ):
-            assert program.ended(reproduce.main) == program.REFUSED
-        out, err = capsys.readouterr()
-        assert out == ""
+        out, err, code = run_main(
+            capsys, experiment="small", workdir=str(tmp_path), jobs=1
+        )
+        assert (out, code) == ("", program.REFUSED)
         assert "epochs is 30 there and 2 here" in err
 
 
@@ -255,10 +251,13 @@ class TestProgram:
         assert log.strip() == f"{folder}/logs/rpdp_seed0.log"
         assert {path.name for path in folder.iterdir()} == {
             "accuracy.png",
+            "accuracy.svg",
             "logs",
+            "report.html",
             "results.json",
             "table.md",
             "training.png",
+            "training.svg",
             "trials",
         }
         table = (folder / "table.md").read_text("utf-8")

@@ -93,6 +93,8 @@ class TestFiles:
             "model.keras",
             "privacy_statement.txt",
             "progress.png",
+            "progress.svg",
+            "report.html",
             "result.json",
             "tensorboard",
         }

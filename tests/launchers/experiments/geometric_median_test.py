@@ -101,7 +101,7 @@ def run(tmp_path, capsys, **values):
 
 class TestRun:
     def test_writes_a_table_and_a_figure(self, small, tmp_path, capsys):
-        out, code = run(tmp_path, capsys)
+        out, _, code = run(tmp_path, capsys)
         assert code == 0
         assert "24 runs, 0 finished, 24 to run" in out
         folder = tmp_path / "geometric_median"
@@ -130,7 +130,7 @@ class TestRun:
     def test_goes_on_where_it_stopped(self, small, tmp_path, capsys):
         run(tmp_path, capsys, only="seed=0")
         assert len(small) == 12
-        out, _ = run(tmp_path, capsys)
+        out, *_ = run(tmp_path, capsys)
         assert "24 runs, 12 finished, 12 to run" in out
         assert len(small) == len(set(small)) == 24
 
@@ -139,22 +139,22 @@ class TestRun:
         text = (tmp_path / "geometric_median" / "table.md").read_text("utf-8")
         assert "150 steps" in text
         assert "Shortened: 0.5 of the steps." in text
-        _, error = run(tmp_path, capsys)
+        _, error, _ = run(tmp_path, capsys)
         assert "a folder with runs of 300 steps" in error
         assert "with runs of 150" in error
 
     def test_names_its_runs(self, tmp_path, capsys):
-        out, code = run(tmp_path, capsys, dry_run=True, only="d=20 .*seed=3")
+        out, _, code = run(tmp_path, capsys, dry_run=True, only="d=20 .*seed=3")
         assert code == 0
         assert len(out.splitlines()) == 3 * 5 * 2
         assert not list(tmp_path.iterdir())
 
     def test_is_in_the_list(self, capsys):
-        out, _ = run_main(capsys, list=True)
+        out, *_ = run_main(capsys, list=True)
         assert "geometric_median   Loss of private geometric medians" in out
 
     def test_no_such_run(self, tmp_path, capsys):
-        _, error = run(tmp_path, capsys, only="d=21")
+        _, error, _ = run(tmp_path, capsys, only="d=21")
         assert "Expected --only to name trials of geometric_median" in error
 
 
