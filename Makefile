@@ -121,6 +121,7 @@ benchmark: environment
 	$(RUN) -m benchmarks.rgp_step --policy=mixed_bfloat16
 	$(RUN) -m benchmarks.rgp_step --model=wrn28_4 --rank=16 --blocks=3
 	$(RUN) -m benchmarks.spectrum_time
+	$(RUN) -m benchmarks.growth
 
 bench: environment $(ORACLE)/installed $(OPACUS)/installed $(JAX)/installed
 	$(RUN) -m benchmarks.peers.compare
