@@ -38,16 +38,27 @@ _PAPER = ", paper"
 _BESIDE = 1.025
 
 
-def accuracy_against_epsilon(results):
+def accuracy_against_epsilon(results, best=False):
     """Draws test accuracy against ε for each method, and the paper's points.
 
     Args:
         results: `results.Results`.
+        best: bool, whether to show the best setting alone of each method and
+            ε. Defaults to `False`.
 
     Returns:
-        A `matplotlib.figure.Figure`.
+        A `matplotlib.figure.Figure`; None if no row is there yet.
     """
-    panels = _panels(results, "units")
+    if not results.rows:
+        return None
+    rows = results.rows
+    if best:
+        rows = list({
+            (row.method, row.labels["ε"]): row
+            for row in sorted(rows, key=lambda row: row.mean)
+        }.values())  # fmt: skip
+        rows.sort(key=results.rows.index)
+    panels = _panels(results, "units", rows)
     canvas, grid = _canvas(results, len(panels), height=4.2)
     for axes, (name, rows) in zip(grid, panels.items()):
         figures.subtitle(axes, name)

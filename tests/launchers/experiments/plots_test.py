@@ -103,6 +103,25 @@ class TestAccuracyAgainstEpsilon:
         assert points.get_markerfacecolor() == "none"
         assert (points.get_xdata(), points.get_ydata()) == ([0.5], [0.963])
 
+    def test_the_best_of_each_method(self, tmp_path):
+        settings = [
+            {"method": m, "ε": e, "rate": rate, "accuracy": accuracy}
+            for m, e, rate, accuracy in (
+                ("GP", 1, 0.1, 0.7),
+                ("GP", 1, 0.5, 0.6),
+                ("GEP", 1, 0.1, 0.5),
+                ("GEP", 1, 0.5, 0.8),
+                ("GP", 2, 0.1, 0.9),
+            )
+        ]
+        canvas = plots.accuracy_against_epsilon(
+            results_of(tmp_path, settings), best=True
+        )
+        (axes,) = canvas.get_axes()
+        gp, gep = axes.containers
+        np.testing.assert_allclose(heights(gp), [0.705, 0.905])
+        np.testing.assert_allclose(heights(gep), [0.805])
+
     def test_is_drawn_on_white(self, tmp_path):
         canvas = plots.accuracy_against_epsilon(results_of(tmp_path, PDP))
         pixels = saved(canvas, tmp_path / "figure.png")
