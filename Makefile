@@ -1,6 +1,7 @@
 # make demo        train a private model on scikit-learn's digits (out/demo)
 # make test        every test; `make unit` leaves out the slow ones
 # make lint        flake8 (settings in setup.cfg), layout, order of imports
+# make docs        build the documentation site (out/site)
 # make format      lay the code out
 # make buildifier  check BUILD and MODULE.bazel (needs Node.js)
 # make parity      compare with TensorFlow Privacy (needs Python 3.11)
@@ -49,7 +50,7 @@ LAYOUT := --line-length 80 --target-version py311
 BUILDIFIER := npx --yes @bazel/buildifier@8.2.1
 
 .DEFAULT_GOAL := test
-.PHONY: environment demo test unit lint format buildifier parity benchmark \
+.PHONY: environment demo test unit lint docs format buildifier parity benchmark \
 	bench clean distclean
 
 environment: $(VENV)/installed
@@ -101,6 +102,10 @@ lint: environment
 	$(RUN) -m flake8
 	$(RUN) -m ruff check $(LAYOUT) --select I
 	$(RUN) -m ruff format $(LAYOUT) --check
+
+docs: environment
+	# Material says that it will not follow MkDocs to version 2.
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet
 
 format: environment
 	$(RUN) -m ruff check $(LAYOUT) --select I --fix

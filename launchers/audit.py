@@ -29,7 +29,7 @@ from launchers import (
     membership,
     native_logs,
     program,
-    report,
+    report_page,
     whole_file,
 )
 from launchers.program import WORKDIR
@@ -275,7 +275,7 @@ def write(results, plain, folder, command):
     )
     with figures.style():
         figures.write(draw(results), folder / "audit.png")
-    report.write(folder)
+    report_page.write(folder)
     print(text)
 
 

@@ -15,7 +15,7 @@ from launchers import (
     durations,
     progress_bar,
     progress_figure,
-    report,
+    report_page,
     run_directory,
     run_recorder,
     tasks,
@@ -364,7 +364,7 @@ class _Run:
             self._write_model_and_figure(result)
         self._directory.write_json("result.json", result)
         if not self._results_only and self._directory.writes:
-            report.write(self._directory.path)
+            report_page.write(self._directory.path)
         self._recorder.remove_checkpoint()
         return result
 
@@ -428,7 +428,7 @@ class _Run:
             "step_milliseconds": seconds and seconds * 1e3,
             "peak_memory_mib": _peak_memory_mib(),
             "devices": devices(),
-            "versions": report.versions(),
+            "versions": report_page.versions(),
             "seed": config.seed,
             "config": train_config.as_dict(config),
         }

@@ -24,7 +24,7 @@ import pathlib
 from absl import flags, logging
 from matplotlib import ticker
 
-from launchers import config_flag, figures, program, report, whole_file
+from launchers import config_flag, figures, program, report_page, whole_file
 from launchers.program import WORKDIR
 
 _LABELLED = flags.DEFINE_enum(
@@ -121,7 +121,7 @@ def write(found, config, folder, command):
     whole_file.write_text(folder / "plan.json", as_json + "\n")
     with figures.style():
         figures.write(draw(found, config), folder / "plan.png")
-    report.write(folder)
+    report_page.write(folder)
     print(text)
 
 

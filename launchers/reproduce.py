@@ -22,7 +22,7 @@ from launchers import (
     experiments,
     figures,
     program,
-    report,
+    report_page,
     run_directory,
     train_config,
     whole_file,
@@ -279,7 +279,7 @@ def write(experiment, folder, command):
             canvas = draw(found)
             if canvas is not None:
                 figures.write(canvas, folder / f"{name}.png")
-    report.write(folder)
+    report_page.write(folder)
 
 
 def write_table(experiment, folder, command):

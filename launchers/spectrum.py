@@ -25,7 +25,7 @@ import numpy as np
 from absl import flags
 from matplotlib import colormaps, ticker
 
-from launchers import config_flag, figures, program, report
+from launchers import config_flag, figures, program, report_page
 from launchers.program import WORKDIR
 from tf_dpsub import analysis
 
@@ -204,7 +204,7 @@ class Study:
                 ("accuracy", _accuracy(outcomes)),
             ):
                 figures.write(canvas, self.folder / f"{name}.png")
-        report.write(self.folder)
+        report_page.write(self.folder)
         print(text)
 
 

@@ -146,7 +146,7 @@ def make_private(model, *, ledger_path=None):
             keras.optimizers.SGD(0.1),
             l2_norm_clip=1.0, noise_multiplier=1.1, batch_size=256,
         ),
-        loss="sparse_categorical_crossentropy",
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     )
     model.fit(x, y, epochs=15)
     print(model.privacy_statement(delta=1e-5))
@@ -162,7 +162,8 @@ class PrivateModel(keras.Model):
     `compile` takes a private optimizer; `fit` draws Poisson batches from
     arrays, or takes the batches of a `tf.data.Dataset` as they come;
     `evaluate`, `predict` and `save` work as for any model, and
-    `model.model.save` saves the plain one, which loads without tf_dpsub.
+    `model.model.save` saves the plain one. Where no class of tf_dpsub is part
+    of it, it loads without this package.
 
     Formal guarantees: what is released is the weights of the model at every
     step. Each step is a release of its optimizer, which accounts for it; the

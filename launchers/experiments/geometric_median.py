@@ -18,7 +18,7 @@ import time
 import numpy as np
 from matplotlib import ticker
 
-from launchers import durations, figures, report, whole_file
+from launchers import durations, figures, report_page, whole_file
 from tf_dpsub import accounting, analysis
 
 _EPSILON, _DELTA = 2.0, 1e-6
@@ -144,7 +144,7 @@ class GeometricMedian:
         with figures.style():
             canvas = _figure(self.title, rows, held["steps"])
             figures.write(canvas, folder / "loss.png")
-        report.write(folder)
+        report_page.write(folder)
 
 
 def solve(point, noise_multiplier, steps):

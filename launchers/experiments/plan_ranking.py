@@ -7,7 +7,7 @@ import json
 import math
 import statistics
 
-from launchers import figures, report, train_config, whole_file
+from launchers import figures, report_page, train_config, whole_file
 
 # Experiments whose trials are ranked, and whether their public examples are
 # too many or too few to stand for the private ones: test examples do then.
@@ -144,7 +144,7 @@ class PlanRanking:
         with figures.style():
             canvas = _figure(self.title, pairs(held))
             figures.write(canvas, folder / "pairs.png")
-        report.write(folder)
+        report_page.write(folder)
         print(f"{folder}/table.md")
         return 0
 

@@ -9,7 +9,7 @@ import pytest
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 
-from launchers import experiment, report
+from launchers import experiment, report_page
 from tests.launchers import programs
 from tests.launchers.train_test import digits_config
 
@@ -92,7 +92,7 @@ def requested(browser):
 @pytest.mark.slow
 class TestRun:
     def test_says_what_came_out(self, browser, runs):
-        text = show(browser, runs / "second" / report.FILE)
+        text = show(browser, runs / "second" / report_page.FILE)
         result = json.loads((runs / "second" / "result.json").read_text())
         assert f"T{result['summary'].removeprefix('t')}." in text
         assert "digits: DPSGD, mlp" in text
@@ -103,7 +103,7 @@ class TestRun:
         assert not browser.get_log("browser")
 
     def test_figure_has_a_description(self, browser, runs):
-        show(browser, runs / "second" / report.FILE)
+        show(browser, runs / "second" / report_page.FILE)
         (figure,) = browser.find_elements(By.CSS_SELECTOR, "figure > svg")
         assert figure.accessible_name.startswith("digits: DPSGD, mlp.")
         rows = (runs / "second" / "metrics.csv").read_text().splitlines()
@@ -112,22 +112,24 @@ class TestRun:
         assert share in figure.accessible_name
 
     def test_runs_are_compared(self, browser, runs):
-        text = show(browser, runs / "second" / report.FILE)
+        text = show(browser, runs / "second" / report_page.FILE)
         assert "second (this one)" in text
         assert re.search(r"^first 20\d\d-", text, re.MULTILINE)
         # The first one had none to be compared with.
-        assert "Other runs" not in show(browser, runs / "first" / report.FILE)
+        assert "Other runs" not in show(
+            browser, runs / "first" / report_page.FILE
+        )
 
     def test_settings_are_unfolded(self, browser, runs):
         assert "l2_norm_clip" not in show(
-            browser, runs / "second" / report.FILE
+            browser, runs / "second" / report_page.FILE
         )
         browser.find_element(By.TAG_NAME, "summary").click()
         text = browser.find_element(By.TAG_NAME, "body").text
         assert "l2_norm_clip" in text
 
     def test_command_is_copied(self, browser, runs):
-        show(browser, runs / "second" / report.FILE)
+        show(browser, runs / "second" / report_page.FILE)
         browser.execute_script(
             "Object.defineProperty(navigator, 'clipboard', {value: "
             "{writeText: async text => { window.copied = text; }}})"
@@ -141,7 +143,7 @@ class TestRun:
         assert button.text == "Copied"
 
     def test_is_legible_on_a_phone(self, browser, runs):
-        show(browser, runs / "second" / report.FILE, PHONE)
+        show(browser, runs / "second" / report_page.FILE, PHONE)
         width, visible, font = browser.execute_script(
             "const e = document.documentElement;"
             "return [e.scrollWidth, e.clientWidth, parseFloat("
@@ -154,12 +156,12 @@ class TestRun:
 
     @pytest.mark.parametrize("scheme", ["light", "dark"])
     def test_texts_stand_out(self, browser, runs, scheme):
-        show(browser, runs / "second" / report.FILE, scheme=scheme)
+        show(browser, runs / "second" / report_page.FILE, scheme=scheme)
         for selector in ("body", "th, td", "figure text", ".panel"):
             assert contrast(browser, selector) > 4.5, selector
 
     def test_is_written_again(self, runs, browser):
-        file = runs / "first" / report.FILE
+        file = runs / "first" / report_page.FILE
         file.unlink()
         done = programs.run_program("report", f"--workdir={file.parent}")
         assert done.returncode == 0, done.stderr
@@ -196,7 +198,7 @@ class TestTable:
     @pytest.fixture(name="file")
     def _file(self, tmp_path):
         (tmp_path / "table.md").write_text(TABLE, "utf-8")
-        return report.write(tmp_path)
+        return report_page.write(tmp_path)
 
     def test_shows_the_table(self, file, browser):
         text = show(browser, file)
@@ -215,4 +217,4 @@ class TestTable:
 
 def test_folder_without_results(tmp_path):
     with pytest.raises(ValueError, match="neither result.json nor table.md"):
-        report.write(pathlib.Path(tmp_path))
+        report_page.write(pathlib.Path(tmp_path))

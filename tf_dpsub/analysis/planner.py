@@ -209,7 +209,7 @@ def plan(
     ```python
     found = tf_dpsub.analysis.plan(
         model, x_public, y_public,
-        loss="sparse_categorical_crossentropy",
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         examples=60_000, epsilon=2.0, delta=1e-5, epochs=20,
     )
     print(found.recommended, *found.reasons, sep="\\n")

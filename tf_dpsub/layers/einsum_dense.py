@@ -16,8 +16,10 @@ class RGPEinsumDense(Reparametrized, keras.layers.EinsumDense):
     it, unless `tf_dpsub.optimizers.RGP` trains it. The kernel is taken as a
     matrix from the axes that it sums over to those that it adds.
 
-    Args: as `keras.layers.EinsumDense`. No axis of the kernel may be one of
-            the inputs and of the outputs.
+    No axis of the kernel may be one of the inputs and of the outputs. Arguments
+    are those of `keras.layers.EinsumDense`, and:
+
+    Args:
         rank: int, the rank of the carriers. A kernel that is narrower has none.
 
     Reference:

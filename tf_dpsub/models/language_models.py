@@ -112,9 +112,9 @@ def roberta_classifier(
 
     DistilRoBERTa is one of six layers, random by default.
 
-    Args: as `bert_classifier`; the tokenizer of a folder is in vocab.json and
-        merges.txt, inputs of a random model are `token_ids` and
-        `padding_mask`.
+    Arguments are those of `bert_classifier`. The tokenizer of a folder is in
+    vocab.json and merges.txt; inputs of a random model are `token_ids` and
+    `padding_mask`.
 
     Returns:
         A `keras_hub.models.RobertaTextClassifier`.
@@ -301,9 +301,9 @@ def gpt2(
 
     DistilGPT-2 is one of six layers.
 
-    Args: as `bert_classifier`, but for `num_classes`, which is `None`; the
-        tokenizer of a folder is in vocab.json and merges.txt, inputs of a
-        random model are `token_ids` and `padding_mask`.
+    Arguments are those of `bert_classifier`, but for `num_classes`, of which
+    there are none. The tokenizer of a folder is in vocab.json and merges.txt;
+    inputs of a random model are `token_ids` and `padding_mask`.
 
     Returns:
         A `keras_hub.models.GPT2CausalLM`, to logits

@@ -68,7 +68,7 @@ class RGP(DPSGD):
             keras.optimizers.Adam(1e-3),
             l2_norm_clip=1.0, noise_multiplier=0.8, batch_size=500,
         ),
-        loss="sparse_categorical_crossentropy",
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     )
     ```
 

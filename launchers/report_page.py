@@ -1,0 +1,256 @@
+"""The page that shows what a folder of results holds."""
+
+import csv
+import datetime
+import html
+import importlib.metadata
+import io
+import json
+import math
+import platform
+import re
+
+import markdown
+import numpy as np
+
+import tf_dpsub
+from launchers import figures, html_page, whole_file
+from launchers.html_page import Section
+
+FILE = "report.html"
+_PACKAGES = ("tensorflow", "keras", "numpy", "dp-accounting")
+_EARLIER_SHOWN = 20
+
+
+def versions():
+    """Versions of what results depend on, by name."""
+    return {
+        "python": platform.python_version(),
+        "tf_dpsub": tf_dpsub.__version__,
+        **{name: importlib.metadata.version(name) for name in _PACKAGES},
+    }
+
+
+def write(folder):
+    """Writes the page of a folder.
+
+    Args:
+        folder: `pathlib.Path`, with `result.json` or with `table.md`.
+
+    Returns:
+        `pathlib.Path` of the page.
+
+    Raises:
+        ValueError: if there are no results in the folder.
+    """
+    if (folder / "result.json").exists():
+        page = _of_run(folder)
+    elif (folder / "table.md").exists():
+        page = _of_table(folder)
+    else:
+        raise ValueError(
+            f"Expected a folder with results, got {folder}, which holds "
+            "neither result.json nor table.md. Name the workdir of a program "
+            "that has ended."
+        )
+    whole_file.write_text(folder / FILE, page)
+    return folder / FILE
+
+
+# A training run.
+
+
+def _of_run(folder):
+    result = json.loads((folder / "result.json").read_text("utf-8"))
+    config = result["config"]
+    sections = [
+        Section("", _figures(folder)),
+        *_recorded(folder),
+        Section("In numbers", _numbers(result)),
+    ]
+    statement = folder / "privacy_statement.txt"
+    if statement.exists():
+        text = statement.read_text("utf-8")
+        sections.append(Section("Privacy", html_page.prose(text)))
+    sections += [
+        *_others(folder, result),
+        Section("Settings", _settings(config)),
+        _environment(result["versions"], result["devices"]),
+    ]
+    return html_page.page(
+        f"{config['dataset']}: {config['optimizer']}, {config['model']}",
+        f"{result['summary'][0].upper()}{result['summary'][1:]}.",
+        sections,
+        result["command"],
+    )
+
+
+def _numbers(result):
+    memory = result["peak_memory_mib"]
+    rows = [
+        ("noise multiplier σ", f"{result['noise_multiplier']:.4g}"),
+        ("clipping norm C", f"{result['l2_norm_clip']}"),
+        ("expected batch size", f"{result['batch_size']:,}"),
+        ("sampling rate q", f"{result['sampling_rate']:.3g}"),
+        ("private examples", f"{result['private_examples']:,}"),
+        ("epochs, steps", f"{result['epochs']:,}, {result['steps']:,}"),
+        ("parameters", f"{result['parameters']:,}"),
+        ("ε by RDP, by PLD", ", ".join(map(_epsilon, _both(result)))),
+        ("test loss", f"{float(result['test_loss']):.4g}"),
+        ("peak memory", f"{memory['host']:,.0f} MiB"),
+    ]
+    if result["step_milliseconds"]:
+        rows.append(("a step", f"{result['step_milliseconds']:.3g} ms"))
+    return html_page.table((), rows)
+
+
+def _both(result):
+    return result["epsilon_rdp"], result["epsilon_pld"]
+
+
+def _epsilon(value):
+    # Upwards: what is said must not be less than what was spent.
+    value = float(value)
+    if math.isinf(value):
+        return "∞"
+    return f"{math.ceil(round(100 * value, 6)) / 100:.2f}"
+
+
+def _recorded(folder):
+    """Sections of what recorders of gradients wrote down."""
+    file = folder / "test_projection_error.csv"
+    if file.exists():
+        yield Section("Projection error", _drawn(_projection_error(file), file))
+    for file in sorted(folder.glob("*_spectrum.npz")):
+        yield Section("Spectrum of gradients", _drawn(_spectrum(file), file))
+
+
+def _drawn(canvas, file):
+    return html_page.figure(figures.svg(canvas, file.stem))
+
+
+def _projection_error(file):
+    groups = {}
+    for row in csv.DictReader(io.StringIO(file.read_text("utf-8"))):
+        point = int(row["epoch"]), float(row["error"])
+        groups.setdefault(row["group"], []).append(point)
+    canvas = figures.new(7, 3.5, "Energy of public gradients outside")
+    axes = canvas.subplots()
+    for name, points in groups.items():
+        axes.plot(*zip(*points), label=name, linewidth=2)
+    axes.set_xlabel("epoch")
+    axes.set_ylabel("share outside of the subspace")
+    axes.set_ylim(bottom=0)
+    axes.legend(frameon=False, labelcolor=figures.INK)
+    figures.tidy(axes)
+    return canvas
+
+
+def _spectrum(file):
+    with np.load(file) as arrays:
+        epochs, eigenvalues = arrays["epochs"], arrays["eigenvalues"]
+    what = "test" if file.stem.startswith("test") else "private"
+    canvas = figures.new(7, 3.5, f"Eigenvalues of {what} gradients")
+    axes = canvas.subplots()
+    for epoch, values in zip(epochs, eigenvalues):
+        positive = values[values > 0]
+        ranks = np.arange(1, len(positive) + 1)
+        axes.loglog(ranks, positive, label=f"epoch {epoch}", linewidth=2)
+    axes.set_xlabel("rank")
+    axes.set_ylabel("eigenvalue")
+    axes.legend(frameon=False, labelcolor=figures.INK)
+    figures.tidy(axes)
+    return canvas
+
+
+def _others(folder, result):
+    """A section with the other runs in the folder around this one."""
+    found = []
+    for file in folder.parent.glob("*/result.json"):
+        try:
+            other = json.loads(file.read_text("utf-8"))
+            row = _compared(file, other)
+        except (OSError, ValueError, KeyError, TypeError):
+            # A file of another program, or of another version.
+            continue
+        found.append((file.stat().st_mtime, file.parent == folder, row))
+    if len(found) < 2:
+        return
+    found.sort(key=lambda run: run[0])
+    rows = [
+        (f"{row[0]} (this one)" if own else row[0], *row[1:])
+        for _, own, row in found[-_EARLIER_SHOWN:]
+    ]
+    columns = ("run", "ended", "data", "method", "result", "ε", "δ")
+    text = "<p>Runs in the same folder, the latest last.</p>"
+    yield Section("Other runs", text + html_page.table(columns, rows))
+
+
+def _compared(file, result):
+    ended = datetime.datetime.fromtimestamp(file.stat().st_mtime)
+    return (
+        file.parent.name,
+        f"{ended:%Y-%m-%d %H:%M}",
+        result["config"]["dataset"],
+        result["config"]["optimizer"],
+        result["summary"].partition(" at (")[0],
+        _epsilon(result["epsilon"]),
+        f"{result['delta']:g}",
+    )
+
+
+def _settings(config):
+    return html_page.folded(
+        "All fields of the config",
+        html_page.table(
+            (), [(name, json.dumps(v)) for name, v in config.items()]
+        ),
+    )
+
+
+# Any other program.
+
+
+def _of_table(folder):
+    text = (folder / "table.md").read_text("utf-8")
+    title = re.search(r"^# (.*)$", text, re.MULTILINE)
+    command = re.search(r"^```sh\n(.*?)\n```\n", text, re.DOTALL | re.MULTILINE)
+    rest = text[command.end() :].strip()
+    sentence, _, rest = rest.partition("\n\n")
+    return html_page.page(
+        title[1],
+        sentence.replace("**", "").replace("\n", " "),
+        [
+            Section("", _figures(folder)),
+            Section("", _from_markdown(rest)),
+            _environment(versions()),
+        ],
+        command[1],
+    )
+
+
+def _from_markdown(text):
+    # What is in the text is data, and no HTML.
+    made = markdown.markdown(
+        html.escape(text, quote=False), extensions=["tables", "sane_lists"]
+    )
+    return made.replace("<table>", '<div class="wide"><table>').replace(
+        "</table>", "</table></div>"
+    )
+
+
+# Of both.
+
+
+def _figures(folder):
+    return "\n".join(
+        html_page.figure(file.read_text("utf-8"))
+        for file in sorted(folder.glob("*.svg"))
+    )
+
+
+def _environment(found, devices=()):
+    rows = [*found.items()]
+    if devices:
+        rows.append(("devices", ", ".join(devices)))
+    return Section("Environment", html_page.table((), rows))
