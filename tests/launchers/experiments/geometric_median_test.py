@@ -107,9 +107,12 @@ class TestRun:
         folder = tmp_path / "geometric_median"
         text = (folder / "table.md").read_text("utf-8")
         assert "one uniformly drawn example a step, 300 steps, σ = 1.25" in text
-        first, second = text.split("## The best")
+        _, shared, first, second = text.split("\n## ")
         # Three matrices in two dimensions each; a head of two lines.
-        assert first.count("\n|") == second.count("\n|") == 8
+        for part in (shared, first, second):
+            assert part.count("\n|") == 8
+        rates = {row.split(" | ")[2] for row in shared.splitlines()[4:]}
+        assert len(rates) == 1
         held = json.loads((folder / "points.json").read_text("utf-8"))
         for matrix in study._MATRICES:
             names = [
