@@ -1,5 +1,9 @@
+import types
+
 import keras
+import keras_tuner
 import pytest
+from keras_tuner.src.engine import objective, tuner_utils
 
 from tf_dpsub.callbacks import PrivacyBudget
 from tf_dpsub.callbacks.private_selection import (
@@ -74,6 +78,40 @@ def test_tuners_are_known_by_their_module():
         __module__ = "keras_tuner.engine.tuner_utils"
 
     assert reads_private_results([TunerCallback()], True) == ["TunerCallback"]
+
+
+@pytest.mark.parametrize(
+    ("names", "public", "is_found"),
+    [
+        (["val_accuracy"], True, False),
+        (["val_accuracy"], False, True),
+        (["accuracy"], True, True),
+        (["val_loss", "val_accuracy"], True, False),
+        (["val_loss", "loss"], True, True),
+    ],
+)
+def test_tuners_choose_by_their_objective(names, public, is_found):
+    single = keras_tuner.Objective(names[0], "max")
+    chosen = (
+        single
+        if len(names) == 1
+        else objective.MultiObjective(
+            [keras_tuner.Objective(n, "max") for n in names]
+        )
+    )
+    tuner = types.SimpleNamespace(
+        oracle=types.SimpleNamespace(objective=chosen)
+    )
+    callbacks = [
+        tuner_utils.TunerCallback(tuner, trial=None),
+        tuner_utils.SaveBestEpoch(single, "weights.h5"),
+    ]
+    found = reads_private_results(callbacks, public)
+    assert (f"TunerCallback(objective={', '.join(names)!r})" in found) == (
+        is_found
+    )
+    first = names[0].startswith("val_") and public
+    assert any(f.startswith("SaveBestEpoch") for f in found) == (not first)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ def reads_private_results(callbacks, validation_data_is_public):
     Formal guarantees: what a callback of Keras decides by a training metric,
     or by validation data that was not declared public, is chosen by looking at
     private data, and not covered by any epsilon. Callbacks of others cannot be
-    known: those of KerasTuner are, by their module.
+    known: those of KerasTuner are, by their module, and choose by the objective
+    of the tuner.
 
     Args:
         callbacks: `keras.callbacks.Callback`, any nesting of them, or a
@@ -34,7 +35,14 @@ def reads_private_results(callbacks, validation_data_is_public):
         if isinstance(callback, keras.callbacks.TerminateOnNaN):
             found.append(name)
         elif type(callback).__module__.startswith("keras_tuner"):
-            found.append(name)
+            objectives = _objectives(callback)
+            if not objectives:
+                found.append(name)
+            elif not (
+                validation_data_is_public
+                and all(o.startswith("val_") for o in objectives)
+            ):
+                found.append(f"{name}(objective={', '.join(objectives)!r})")
         elif _selects(callback):
             monitor = callback.monitor
             if not (
@@ -42,6 +50,16 @@ def reads_private_results(callbacks, validation_data_is_public):
             ):
                 found.append(f"{name}(monitor={monitor!r})")
     return found
+
+
+def _objectives(callback):
+    """Names of the metrics that a callback of KerasTuner chooses by."""
+    objective = getattr(callback, "objective", None)
+    if objective is None:
+        oracle = getattr(getattr(callback, "tuner", None), "oracle", None)
+        objective = getattr(oracle, "objective", None)
+    several = getattr(objective, "objectives", [objective])
+    return [o.name for o in several if o is not None]
 
 
 def _selects(callback):
