@@ -1,6 +1,6 @@
 # make demo        train a private model on scikit-learn's digits (out/demo)
 # make test        every test; `make unit` leaves out the slow ones
-# make lint        flake8 (settings in setup.cfg), layout, order of imports
+# make lint        flake8, types (settings in setup.cfg), layout, imports
 # make docs        build the documentation site (out/site)
 # make format      lay the code out
 # make buildifier  check BUILD and MODULE.bazel (needs Node.js)
@@ -102,6 +102,7 @@ lint: environment
 	$(RUN) -m flake8
 	$(RUN) -m ruff check $(LAYOUT) --select I
 	$(RUN) -m ruff format $(LAYOUT) --check
+	$(RUN) -m mypy
 
 docs: environment
 	# Material says that it will not follow MkDocs to version 2.

@@ -6,7 +6,7 @@ def is_int(value):
     return hasattr(value, "__index__") and not isinstance(value, bool)
 
 
-def check_count(name, value):
+def check_count(name: str, value):
     """Raises unless a value is a positive number of something.
 
     Args:

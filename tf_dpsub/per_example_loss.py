@@ -5,6 +5,8 @@ example instead, and it must be the number which Keras itself would compute if
 that example were the whole batch: the same loss, mask, weights and reduction.
 """
 
+from collections.abc import Callable
+
 import keras
 import tensorflow as tf
 from keras import tree
@@ -138,7 +140,7 @@ class _Resolver(CompileLoss):
         replace: function of a loss that gives the one to call in its place.
     """
 
-    def __init__(self, compile_loss, replace):
+    def __init__(self, compile_loss, replace: Callable):
         self.__dict__.update(vars(compile_loss))
         self._flat_losses = [
             flat._replace(loss=replace(flat.loss))
@@ -169,7 +171,7 @@ def _batch_size(y_true, y_pred):
     return shape[0]
 
 
-def _losses(loss, y_true, y_pred, sample_weight, batch_size):
+def _losses(loss, y_true, y_pred, sample_weight, batch_size: int):
     """Computes one loss for each example.
 
     Args:

@@ -7,6 +7,7 @@ import itertools
 import re
 import traceback
 import warnings
+from collections.abc import Callable
 
 import keras
 import numpy as np
@@ -100,7 +101,7 @@ class Run:
         self.left = self.steps_per_epoch
         self.epochs_to_charge += 1
 
-    def leave_uncovered(self, what):
+    def leave_uncovered(self, what: str):
         """States that the guarantee does not cover something.
 
         Args:
@@ -117,7 +118,7 @@ class Run:
         return self.steps_per_epoch * self.epochs
 
 
-def make_private(model, *, ledger_path=None):
+def make_private(model, *, ledger_path: str | None = None):
     """Makes a Keras model private.
 
     The model is not changed, only its weights are trained; it goes on working
@@ -182,7 +183,9 @@ class PrivateModel(keras.Model):
         current_run: `Run`, the call of `fit` in progress, or None.
     """
 
-    def __init__(self, model, ledger_path=None, name=None):
+    def __init__(
+        self, model, ledger_path: str | None = None, name: str | None = None
+    ):
         if isinstance(model, PrivateModel):
             raise ValueError(
                 f"Expected a plain model, got '{model.name}', which is private "
@@ -201,9 +204,9 @@ class PrivateModel(keras.Model):
             # Of several workers the chief alone writes: a copy has no file.
             self.ledger = copy.copy(self.ledger)
         self.built = True
-        self.current_run = None
+        self.current_run: Run | None = None
         self._step_limit = None
-        self._sums_observer = None
+        self._sums_observer: Callable | None = None
 
     # As the plain model.
 
@@ -235,7 +238,7 @@ class PrivateModel(keras.Model):
 
     # Privacy.
 
-    def epsilon(self, delta, accountant="rdp"):
+    def epsilon(self, delta: float, accountant: str = "rdp") -> float:
         """Epsilon spent so far.
 
         Args:
@@ -247,7 +250,7 @@ class PrivateModel(keras.Model):
         """
         return self.ledger.epsilon(delta, accountant)
 
-    def privacy_statement(self, delta, accountant="rdp"):
+    def privacy_statement(self, delta, accountant="rdp") -> str:
         """What was spent, on which assumptions, in plain words.
 
         Args: as `epsilon`.
@@ -304,7 +307,7 @@ class PrivateModel(keras.Model):
         self,
         x=None,
         y=None,
-        batch_size=None,
+        batch_size: int | None = None,
         epochs=1,
         verbose="auto",
         callbacks=None,
@@ -319,9 +322,9 @@ class PrivateModel(keras.Model):
         validation_batch_size=None,
         validation_freq=1,
         *,
-        each_example_once_per_epoch=False,
-        allow_private_selection=False,
-        validation_data_is_public=False,
+        each_example_once_per_epoch: bool = False,
+        allow_private_selection: bool = False,
+        validation_data_is_public: bool = False,
     ):
         """Trains the model privately.
 
@@ -539,7 +542,7 @@ class PrivateModel(keras.Model):
             )
         return own
 
-    def preprocessed(self, data):
+    def preprocessed(self, data: tuple):
         """Applies the preprocessing of a keras_hub task, if it has one.
 
         Args:
@@ -560,7 +563,7 @@ class PrivateModel(keras.Model):
         done = keras.utils.unpack_x_y_sample_weight(preprocess(*parts))
         return done[: len(data)]
 
-    def _stated_overlap(self, x):
+    def _stated_overlap(self, x) -> dict:
         """Compares private inputs with the optimizer's public ones.
 
         Args:
@@ -730,11 +733,21 @@ class PrivateModel(keras.Model):
         self.ledger.settle()
 
     @property
+    def _run_in_progress(self):
+        if self.current_run is None:
+            raise RuntimeError(
+                "Expected a call of `fit` in progress, got none."
+            )
+        return self.current_run
+
+    @property
     def planned_steps(self):
         """Steps of the run of `fit` in progress, None if not known."""
         return None if self.current_run is None else self.current_run.steps
 
-    def steps_within(self, epsilon, delta, accountant="rdp"):
+    def steps_within(
+        self, epsilon: float, delta: float, accountant: str = "rdp"
+    ) -> int:
         """How many further steps of the run in progress keep a budget.
 
         Args:
@@ -746,13 +759,13 @@ class PrivateModel(keras.Model):
             int.
         """
         return self.ledger.steps_within(
-            self.current_run.entry,
+            self._run_in_progress.entry,
             epsilon=epsilon,
             delta=delta,
             accountant=accountant,
         )
 
-    def observe_sums(self, observer, what):
+    def observe_sums(self, observer: Callable, what: str):
         """Shows the clipped sums of each step of the run to an observer.
 
         Formal guarantees: they are private results without noise. The statement
@@ -763,7 +776,7 @@ class PrivateModel(keras.Model):
                 releases with noise, traced with the step.
             what: string, a noun: what the observer makes of them.
         """
-        self.current_run.leave_uncovered(what)
+        self._run_in_progress.leave_uncovered(what)
         self._sums_observer = observer
         self.make_train_function(force=True)
 

@@ -78,7 +78,7 @@ class PrivateStep:
             self._sums, autograph=False, jit_compile=self.is_compiled
         )
 
-    def __call__(self, batch):
+    def __call__(self, batch: dict) -> list:
         """Computes the sums, and updates the metrics of training.
 
         Args:
@@ -180,7 +180,7 @@ class PrivateStep:
             variable.assign(_next_seed(value) if _is_seed(value) else value)
         return sums
 
-    def per_example_gradients(self, part):
+    def per_example_gradients(self, part: dict):
         """Gradients of the examples of a batch, worked through as a whole.
 
         Args:

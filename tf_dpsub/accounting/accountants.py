@@ -28,6 +28,7 @@ import functools
 import logging
 import math
 import operator
+from collections.abc import Callable
 
 import dp_accounting
 import numpy as np
@@ -65,7 +66,14 @@ _STAGES = {
 }
 
 
-def epsilon(*, noise_multiplier, sampling_rate, steps, delta, accountant="rdp"):
+def epsilon(
+    *,
+    noise_multiplier: float,
+    sampling_rate: float,
+    steps: int,
+    delta: float,
+    accountant: str = "rdp",
+) -> float:
     """Epsilon that identical steps of a sampled Gaussian mechanism spend.
 
     Args:
@@ -100,7 +108,14 @@ def epsilon(*, noise_multiplier, sampling_rate, steps, delta, accountant="rdp"):
     )
 
 
-def delta(*, noise_multiplier, sampling_rate, steps, epsilon, accountant="rdp"):
+def delta(
+    *,
+    noise_multiplier: float,
+    sampling_rate: float,
+    steps: int,
+    epsilon: float,
+    accountant: str = "rdp",
+) -> float:
     """Delta that identical steps of a sampled Gaussian mechanism spend.
 
     Args:
@@ -124,7 +139,14 @@ def delta(*, noise_multiplier, sampling_rate, steps, epsilon, accountant="rdp"):
     )
 
 
-def noise_multiplier(*, epsilon, delta, sampling_rate, steps, accountant="rdp"):
+def noise_multiplier(
+    *,
+    epsilon: float,
+    delta: float,
+    sampling_rate: float,
+    steps: int,
+    accountant: str = "rdp",
+) -> float:
     """Smallest noise multiplier with which the steps keep the budget.
 
     Args:
@@ -176,7 +198,14 @@ def noise_multiplier(*, epsilon, delta, sampling_rate, steps, accountant="rdp"):
     return 1 / inverse
 
 
-def steps(*, epsilon, delta, noise_multiplier, sampling_rate, accountant="rdp"):
+def steps(
+    *,
+    epsilon: float,
+    delta: float,
+    noise_multiplier: float,
+    sampling_rate: float,
+    accountant: str = "rdp",
+) -> int:
     """Largest number of steps that keeps the budget.
 
     Args:
@@ -200,7 +229,7 @@ def steps(*, epsilon, delta, noise_multiplier, sampling_rate, accountant="rdp"):
     )
 
 
-def sampled_gaussian(noise_multiplier, sampling_rate):
+def sampled_gaussian(noise_multiplier: float, sampling_rate: float):
     """The dp-accounting event of one step.
 
     Args:
@@ -234,11 +263,11 @@ def sampled_gaussian(noise_multiplier, sampling_rate):
 def composed_epsilon(
     events,
     *,
-    delta,
-    accountant="rdp",
-    orders=RDP_ORDERS,
-    interval=PLD_INTERVAL,
-):
+    delta: float,
+    accountant: str = "rdp",
+    orders: tuple = RDP_ORDERS,
+    interval: float = PLD_INTERVAL,
+) -> float:
     """Epsilon of mechanisms that ran one after another on the same data.
 
     Args:
@@ -274,7 +303,7 @@ def composed_epsilon(
     return float(spent)
 
 
-def composed_delta(events, *, epsilon, accountant="rdp"):
+def composed_delta(events, *, epsilon: float, accountant: str = "rdp") -> float:
     """Delta of mechanisms that ran one after another on the same data.
 
     Args:
@@ -306,7 +335,9 @@ def composed_delta(events, *, epsilon, accountant="rdp"):
     return float(spent)
 
 
-def further_steps(event, *, epsilon, delta, accountant="rdp", spent=()):
+def further_steps(
+    event, *, epsilon: float, delta: float, accountant: str = "rdp", spent=()
+) -> int:
     """Largest number of steps that still fits into a budget.
 
     Args:
@@ -432,7 +463,7 @@ def _without_order_warnings():
         logger.removeFilter(keep)
 
 
-def _largest(excess, guess, stride, whole=False):
+def _largest(excess: Callable, guess, stride: float, whole: bool = False):
     """Largest x that keeps a budget.
 
     Args:

@@ -260,13 +260,13 @@ class PrivacyLedger:
     ```
     """
 
-    def __init__(self, path=None, block=100):
+    def __init__(self, path=None, block: int = 100):
         if block < 1:
             raise ValueError(f"Expected block >= 1, got {block}.")
         self._path = None if path is None else os.fspath(path)
         self._block = block
         self._segments = []
-        self._open = None
+        self._open: _Segment | None = None
         self._reserved_steps = 0
         self._reserved_epochs = 0
         self._on_disk = None
@@ -309,7 +309,9 @@ class PrivacyLedger:
         """Total number of steps."""
         return sum(segment.steps for segment in self._segments)
 
-    def charge(self, entry, steps=1, epochs=0, planned=None):
+    def charge(
+        self, entry, steps: int = 1, epochs: int = 0, planned: int | None = None
+    ):
         """Counts steps, before they run.
 
         An epoch is charged with or before its first step. Steps of an entry
@@ -324,9 +326,9 @@ class PrivacyLedger:
             planned: int, how many steps will be charged at most, these
                 included: no more are written ahead. Defaults to `None`.
         """
-        self._open_segment(entry, steps, epochs)
-        self._open.steps += steps
-        self._open.epochs += epochs
+        segment = self._opened(entry, steps, epochs)
+        segment.steps += steps
+        segment.epochs += epochs
         if self._path is None:
             return
         self._reserved_steps -= steps
@@ -337,7 +339,7 @@ class PrivacyLedger:
             )
             self._write(ahead=(max(block - steps, 0), 0))
 
-    def reserve(self, entry, steps, epochs=0):
+    def reserve(self, entry, steps: int, epochs: int = 0):
         """Durably records a block of steps before it runs.
 
         What an earlier block has left is given back. In memory nothing happens.
@@ -349,7 +351,7 @@ class PrivacyLedger:
         """
         if self._path is None:
             return
-        self._open_segment(entry, steps, epochs)
+        self._opened(entry, steps, epochs)
         self._write(ahead=(steps, epochs))
 
     def settle(self):
@@ -374,7 +376,7 @@ class PrivacyLedger:
         if self._path is not None:
             self._write(ahead=(self._reserved_steps, self._reserved_epochs))
 
-    def epsilon(self, delta, accountant="rdp"):
+    def epsilon(self, delta: float, accountant: str = "rdp") -> float:
         """Epsilon spent so far.
 
         Args:
@@ -388,7 +390,9 @@ class PrivacyLedger:
             self.events(), delta=delta, accountant=accountant
         )
 
-    def epsilon_without_amplification(self, delta, accountant="rdp"):
+    def epsilon_without_amplification(
+        self, delta: float, accountant: str = "rdp"
+    ) -> float:
         """Epsilon if every step may have used every example.
 
         It assumes nothing of the batches but that each example is at most once
@@ -407,7 +411,7 @@ class PrivacyLedger:
             accountant=accountant,
         )
 
-    def delta(self, epsilon, accountant="rdp"):
+    def delta(self, epsilon: float, accountant: str = "rdp") -> float:
         """Delta spent so far.
 
         Args:
@@ -421,7 +425,14 @@ class PrivacyLedger:
             self.events(), epsilon=epsilon, accountant=accountant
         )
 
-    def epsilon_after(self, entry, steps, delta, epochs=0, accountant="rdp"):
+    def epsilon_after(
+        self,
+        entry,
+        steps: int,
+        delta: float,
+        epochs: int = 0,
+        accountant: str = "rdp",
+    ) -> float:
         """Epsilon that would be spent after further steps.
 
         Args:
@@ -441,7 +452,9 @@ class PrivacyLedger:
             accountant=accountant,
         )
 
-    def steps_within(self, entry, *, epsilon, delta, accountant="rdp"):
+    def steps_within(
+        self, entry, *, epsilon: float, delta: float, accountant: str = "rdp"
+    ) -> int:
         """How many further steps keep a budget.
 
         Args:
@@ -466,7 +479,7 @@ class PrivacyLedger:
         """List of `dp_accounting.DpEvent`, one for each entry."""
         return [entry.event() for entry in self.entries]
 
-    def to_json(self):
+    def to_json(self) -> str:
         """The ledger as text, without any block that is reserved.
 
         Returns:
@@ -502,7 +515,7 @@ class PrivacyLedger:
             f"path={self._path!r})"
         )
 
-    def _open_segment(self, entry, steps, epochs):
+    def _opened(self, entry, steps, epochs):
         if operator.index(steps) < 0 or operator.index(epochs) < 0:
             raise ValueError(
                 f"Expected steps >= 0 and epochs >= 0, got {steps} and "
@@ -526,9 +539,11 @@ class PrivacyLedger:
                 and segment.epochs == 0
             )
         ):
-            self._open = _Segment(name=uuid.uuid4().hex, described=entry)
-            self._segments.append(self._open)
+            segment = _Segment(name=uuid.uuid4().hex, described=entry)
+            self._open = segment
+            self._segments.append(segment)
             self._reserved_steps = self._reserved_epochs = 0
+        return segment
 
     def _segments_with(self, ahead):
         """Copies of the segments, with a block of (steps, epochs) on top."""

@@ -53,7 +53,13 @@ _ONCE = (
 )
 
 
-def statement(ledger, *, delta, model_name=None, accountant="rdp"):
+def statement(
+    ledger,
+    *,
+    delta: float,
+    model_name: str | None = None,
+    accountant: str = "rdp",
+) -> str:
     """Describes what a ledger has counted, for a reader of the result.
 
     Args:
@@ -95,7 +101,7 @@ def statement(ledger, *, delta, model_name=None, accountant="rdp"):
     return "\n\n".join(blocks) + "\n"
 
 
-def round_up(value, digits=4):
+def round_up(value: float, digits: int = 4) -> str:
     """Formats a bound so that rounding never makes it smaller.
 
     Args:

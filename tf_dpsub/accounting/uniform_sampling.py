@@ -14,7 +14,9 @@ from tf_dpsub.checks import check_count
 _LEAST_NOISE = 1e-2
 
 
-def uniform_epsilon(*, noise_multiplier, examples, steps, delta):
+def uniform_epsilon(
+    *, noise_multiplier: float, examples: int, steps: int, delta: float
+) -> float:
     """Epsilon of steps that draw one example uniformly, by RDP.
 
     Formal guarantees: data sets are neighbours if one example is replaced by
@@ -61,7 +63,9 @@ def uniform_epsilon(*, noise_multiplier, examples, steps, delta):
     return accountant.compose(event, steps).get_epsilon(delta)
 
 
-def uniform_noise_multiplier(*, epsilon, delta, examples, steps):
+def uniform_noise_multiplier(
+    *, epsilon: float, delta: float, examples: int, steps: int
+) -> float:
     """Smallest noise multiplier with which such steps keep a budget.
 
     Args:

@@ -5,6 +5,8 @@ Suffer in High Dimensions?" (Li, Liu, Hashimoto, Inan, Kulkarni, Lee, Guha
 Thakurta, NeurIPS 2022).
 """
 
+from collections.abc import Callable
+
 import numpy as np
 
 from tf_dpsub.checks import check_count
@@ -14,16 +16,16 @@ _DRAWN = 2**20
 
 
 def averaged_sgd(
-    gradient,
-    examples,
+    gradient: Callable,
+    examples: int,
     initial,
     *,
-    steps,
-    learning_rate,
-    noise_multiplier,
-    lipschitz,
-    regularization=0.0,
-    seed=None,
+    steps: int,
+    learning_rate: float,
+    noise_multiplier: float,
+    lipschitz: float,
+    regularization: float = 0.0,
+    seed: int | None = None,
 ):
     """Minimises a convex loss by noisy gradients of one example each.
 

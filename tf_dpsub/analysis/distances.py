@@ -24,7 +24,7 @@ def principal_angles(first, second):
     )
 
 
-def subspace_distance(first, second):
+def subspace_distance(first, second) -> float:
     """Root mean square of the sines of the principal angles.
 
     Args:
@@ -47,7 +47,7 @@ def subspace_distance(first, second):
     return float(np.sqrt(np.mean(sines**2)))
 
 
-def projection_residual(gradient, followed, rank):
+def projection_residual(gradient, followed, rank: int) -> float:
     """Share of a gradient that carriers of another matrix miss.
 
     With L and R the top left and right singular vectors of what is followed,

@@ -71,7 +71,14 @@ class GradientStore:
         )
 
     @classmethod
-    def create(cls, folder, variables, *, dtype="float32", max_bytes=None):
+    def create(
+        cls,
+        folder,
+        variables: list,
+        *,
+        dtype: str = "float32",
+        max_bytes: int | None = None,
+    ):
         """Makes an empty store, or takes up the one of the same variables.
 
         Args:
@@ -118,7 +125,7 @@ class GradientStore:
         )
         return cls(folder)
 
-    def require_variables(self, variables):
+    def require_variables(self, variables: list):
         """Refuses variables that these gradients are not of.
 
         Args:
@@ -164,7 +171,7 @@ class GradientStore:
             return False
         return (len(self) + 1) * self._record.itemsize > self.max_bytes
 
-    def append(self, gradients, step):
+    def append(self, gradients: list, step: int):
         """Writes one more row.
 
         Args:

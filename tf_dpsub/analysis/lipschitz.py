@@ -50,8 +50,14 @@ def restricted_lipschitz(gradients, directions, ranks=None):
 
 
 def excess_loss_bound(
-    coefficients, *, distance, examples, epsilon, delta, dimensions
-):
+    coefficients,
+    *,
+    distance: float,
+    examples: int,
+    epsilon: float,
+    delta: float,
+    dimensions: int,
+) -> tuple:
     """Estimates the loss that DP-SGD of a convex loss leaves, by Theorem 3.3.
 
     With `G_k` the restricted Lipschitz coefficients and D the distance from the

@@ -115,28 +115,28 @@ def plan(
     y_public,
     *,
     loss,
-    examples,
-    epsilon,
-    delta,
-    epochs,
+    examples: int,
+    epsilon: float,
+    delta: float,
+    epochs: int,
     optimizer="sgd",
-    l2_norm_clip=None,
+    l2_norm_clip: float | None = None,
     methods=METHODS,
-    batch_size=None,
+    batch_size: int | None = None,
     clips=None,
     ranks=_RANKS,
     carrier_ranks=_CARRIER_RANKS,
-    carriers=None,
+    carriers: dict | None = None,
     groups=1,
-    basis=None,
-    held_out=0.5,
-    splits=1,
-    simulated_steps=1000,
-    points=5,
-    measure_cost=True,
-    noise_multiplier=None,
-    accountant="rdp",
-    seed=0,
+    basis: tuple | None = None,
+    held_out: float = 0.5,
+    splits: int = 1,
+    simulated_steps: int = 1000,
+    points: int = 5,
+    measure_cost: bool = True,
+    noise_multiplier: float | None = None,
+    accountant: str = "rdp",
+    seed: int = 0,
 ):
     """Predicts how well private methods suit a model, and recommends one.
 
@@ -249,19 +249,20 @@ def plan(
         accountant=accountant,
         noise_multiplier=noise_multiplier,
     )
-    sizes = [batch_size]
     if batch_size is None:
         sizes = [b for b in _BATCH_SIZES if 4 * b <= examples] or [examples]
+    else:
+        sizes = [batch_size]
     batch_noise = {b: run.noise(b) for b in sizes}
     least = min(batch_noise.values())
-    batch_size = min(b for b in sizes if batch_noise[b] <= _ENOUGH * least)
+    chosen = min(b for b in sizes if batch_noise[b] <= _ENOUGH * least)
     search = _Search(
         model=model,
         loss=loss,
         optimizer=keras.optimizers.get(optimizer),
-        batch_size=batch_size,
-        noise_multiplier=run.noise_multiplier_for(batch_size),
-        steps=run.steps(batch_size),
+        batch_size=chosen,
+        noise_multiplier=run.noise_multiplier_for(chosen),
+        steps=run.steps(chosen),
         carriers=carriers or {},
         groups=groups,
         basis=basis,
@@ -270,8 +271,8 @@ def plan(
     weights = model.get_weights()
     try:
         for k in range(splits):
-            split = _split(x_public, y_public, held_out, seed + k)
-            search.take(*split, clips, l2_norm_clip)
+            trained, batches = _split(x_public, y_public, held_out, seed + k)
+            search.take(trained, batches, clips, l2_norm_clip)
             search.walk(simulated_steps, points)
             for method in methods:
                 logging.info("Looking at %s.", method)
@@ -285,8 +286,8 @@ def plan(
         model.set_weights(weights)
     found = Plan(
         candidates=candidates,
-        batch_size=batch_size,
-        steps=run.steps(batch_size),
+        batch_size=chosen,
+        steps=run.steps(chosen),
         noise_multiplier=search.noise_multiplier,
         batch_noise=batch_noise,
         median_norm=search.median_norm,

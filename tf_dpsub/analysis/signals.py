@@ -36,7 +36,7 @@ class Signal:
     example: float
     noise: float
 
-    def noise_energy(self, noise_multiplier, batch_size):
+    def noise_energy(self, noise_multiplier: float, batch_size: int):
         """Expected squared norm of the noise in the mean over a batch.
 
         Args:
@@ -55,7 +55,9 @@ class Signal:
             return math.inf
         return max(self.released, 0.0) / energy
 
-    def alignment(self, noise_multiplier, batch_size, steps):
+    def alignment(
+        self, noise_multiplier: float, batch_size: int, steps: int
+    ) -> float:
         """Cosine between the gradient and the mean of what steps release.
 
         What a mechanism loses or distorts of the gradient it loses at every
@@ -79,7 +81,7 @@ class Signal:
         return min(max(cosine, 0.0), 1.0)
 
 
-def mean_signal(signals):
+def mean_signal(signals: list):
     """The signal with the means of all energies, such as those along a path.
 
     Args:
@@ -108,7 +110,7 @@ class SignalMeter:
             examples, two at least; two batches or more.
     """
 
-    def __init__(self, model, loss, optimizers, batches):
+    def __init__(self, model, loss, optimizers: list, batches: list):
         size = len(tree.flatten(batches[0]["x"])[0])
         self._batches = [b | {"real": tf.ones([size])} for b in batches]
         self._size = size
@@ -144,7 +146,7 @@ class SignalMeter:
         found = [self._means(batch) for batch in self._batches]
         return [list(of_one) for of_one in zip(*found)]
 
-    def measure(self, gradients):
+    def measure(self, gradients: list) -> list:
         """The signal of each mechanism at the current weights.
 
         Args:

@@ -34,7 +34,13 @@ class Spectrum:
 
 
 def top_singular_values(
-    stack, k, *, iterations=10, rows=None, directions=False, seed=0
+    stack,
+    k: int,
+    *,
+    iterations: int = 10,
+    rows=None,
+    directions: bool = False,
+    seed: int = 0,
 ):
     """Finds the largest singular values of a stack, by orthogonal iteration.
 
@@ -167,7 +173,7 @@ class _Matrix:
         return found
 
 
-def stable_rank(matrix):
+def stable_rank(matrix) -> float:
     """How many directions a matrix has, weighed by their energy.
 
     Args:
@@ -215,7 +221,13 @@ class DecayFit:
         return self.scale * np.asarray(ranks, float) ** -self.exponent
 
 
-def decay_exponent(singular_values, *, first=1, last=None, confidence=0.95):
+def decay_exponent(
+    singular_values,
+    *,
+    first: int = 1,
+    last: int | None = None,
+    confidence: float = 0.95,
+):
     """Fits a line to logarithms of singular values by those of their ranks.
 
     The interval is that of ordinary least squares. It takes deviations from the

@@ -1,6 +1,7 @@
 """Many canaries in one run: what training itself tells about who was there."""
 
 import dataclasses
+from collections.abc import Callable
 
 import keras
 import numpy as np
@@ -41,7 +42,13 @@ class OneRun:
 
 
 def audit_one_run(
-    train, canaries, *, delta, guesses=None, confidence=0.95, seed=0
+    train: Callable,
+    canaries: int,
+    *,
+    delta: float,
+    guesses: int | None = None,
+    confidence: float = 0.95,
+    seed: int = 0,
 ):
     """Audits one training run by many canaries.
 
@@ -101,15 +108,15 @@ def audit_one_run(
 
 
 def audit_by_gradients(
-    make_optimizer,
+    make_optimizer: Callable,
     *,
-    canaries=1000,
-    epochs=1,
-    delta=1e-5,
+    canaries: int = 1000,
+    epochs: int = 1,
+    delta: float = 1e-5,
     guesses=None,
-    carrier_rank=None,
-    confidence=0.95,
-    seed=0,
+    carrier_rank: int | None = None,
+    confidence: float = 0.95,
+    seed: int = 0,
 ):
     """Audits whole runs of a mechanism by canaries with the worst gradients.
 

@@ -17,7 +17,7 @@ from tf_dpsub.checks import is_int
 _LARGEST = 200.0
 
 
-def clopper_pearson(successes, trials, confidence=0.95):
+def clopper_pearson(successes: int, trials: int, confidence: float = 0.95):
     """The exact interval for the probability of a success.
 
     Args:
@@ -51,14 +51,14 @@ def clopper_pearson(successes, trials, confidence=0.95):
 
 
 def epsilon_of_rates(
-    true_positives,
-    positives,
-    false_positives,
-    negatives,
+    true_positives: int,
+    positives: int,
+    false_positives: int,
+    negatives: int,
     *,
-    delta,
-    confidence=0.95,
-):
+    delta: float,
+    confidence: float = 0.95,
+) -> float:
     """A lower bound on epsilon from many runs, with and without an example.
 
     An attacker says of each run whether the example was there. With (epsilon,
@@ -97,7 +97,14 @@ def epsilon_of_rates(
     return max(found)
 
 
-def epsilon_of_one_run(correct, guesses, canaries, *, delta, confidence=0.95):
+def epsilon_of_one_run(
+    correct: int,
+    guesses: int,
+    canaries: int,
+    *,
+    delta: float,
+    confidence: float = 0.95,
+) -> float:
     """A lower bound on epsilon from many canaries in one run.
 
     Each canary was in the training set or not, by a fair coin of its own. An

@@ -8,6 +8,7 @@ what the mechanism claims, said here once more, apart from its own code.
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 
 import keras
 import numpy as np
@@ -59,7 +60,7 @@ class Claim:
     stddev: float
 
 
-def claims(optimizer, parts):
+def claims(optimizer, parts: int) -> list:
     """What an optimizer claims of each tensor that it releases.
 
     Args:
@@ -104,11 +105,11 @@ class MechanismAudit:
 
     def __init__(
         self,
-        make_optimizer,
+        make_optimizer: Callable,
         *,
-        carrier_rank=None,
-        batch_size=16,
-        dtype_policy="float32",
+        carrier_rank: int | None = None,
+        batch_size: int = 16,
+        dtype_policy: str = "float32",
     ):
         self.batch_size = batch_size
         self._dtype_policy = dtype_policy
@@ -157,7 +158,7 @@ class MechanismAudit:
         norms = np.sqrt(_sq_norms(x, y))[:, None]
         return x, (y * (scale / norms)).astype(np.float32)
 
-    def released(self, batch, steps, rows=None):
+    def released(self, batch: tuple, steps: int, rows: int | None = None):
         """What so many steps on the same batch release, each from the start.
 
         Args:
@@ -176,7 +177,7 @@ class MechanismAudit:
             gradients.numpy().astype(float)
         )
 
-    def sums(self, batch, rows=None):
+    def sums(self, batch, rows=None) -> list:
         """What would be released of a batch without noise.
 
         Returns:
@@ -185,7 +186,7 @@ class MechanismAudit:
         found = self._sums(self._batch(batch, rows))
         return [np.ravel(s).astype(float) for s in found]
 
-    def ascent(self, batch):
+    def ascent(self, batch) -> tuple:
         """Along what inputs and targets the last example moves sums further.
 
         Returns:
@@ -288,7 +289,7 @@ class MechanismAudit:
 
     # Checks.
 
-    def check_noise(self, steps=2000):
+    def check_noise(self, steps: int = 2000) -> list:
         """Whether each number that is released has the noise that is claimed.
 
         The sum of squares of each over steps is that of so many standard
@@ -304,7 +305,7 @@ class MechanismAudit:
         z, _ = self.released(self.nothing(), steps)
         return [_variance(z), _distribution(z), _independence(z)]
 
-    def check_restart(self, other, steps=500):
+    def check_restart(self, other, steps: int = 500) -> list:
         """Whether the noise of another audit, a process anew, is another.
 
         Args:
@@ -326,7 +327,7 @@ class MechanismAudit:
             )
         ]
 
-    def check_divisor(self, steps=2000):
+    def check_divisor(self, steps: int = 2000) -> list:
         """Whether gradients are divided by a number that is public.
 
         With one real row fewer the noise in the gradients has to be the same.
@@ -356,7 +357,7 @@ class MechanismAudit:
             )
         ]
 
-    def check_sensitivity(self, cases=300, seed=0):
+    def check_sensitivity(self, cases: int = 300, seed: int = 0) -> list:
         """Whether one example moves what is released by what is claimed.
 
         Neighbouring batches are drawn of kinds that are hard: gradients that
@@ -401,7 +402,7 @@ class MechanismAudit:
             )
         ]
 
-    def movement(self, batch):
+    def movement(self, batch: tuple) -> float:
         """How far the last example moves what is released.
 
         Args:
@@ -411,12 +412,18 @@ class MechanismAudit:
             Float, as a share of the claimed sensitivity; of several parts with
             claims of their own, the largest share.
         """
-        moved = {}
+        moved: dict[Claim, float] = {}
         for claim, part in zip(self._claims, self._moved(batch)):
             moved[claim] = moved.get(claim, 0.0) + float(np.sum(part**2))
         return max(math.sqrt(m) / c.sensitivity for c, m in moved.items())
 
-    def check_epsilon(self, *, delta=1e-5, runs=4000, confidence=0.999):
+    def check_epsilon(
+        self,
+        *,
+        delta: float = 1e-5,
+        runs: int = 4000,
+        confidence: float = 0.999,
+    ) -> list:
         """Whether an attacker proves no more than the claimed epsilon.
 
         Half of the runs of one step have an example with a huge gradient, half
@@ -494,7 +501,7 @@ class MechanismAudit:
         )
         return [a - b for a, b in zip(with_it, without)]
 
-    def run(self, *, steps=2000, cases=300, runs=4000):
+    def run(self, *, steps=2000, cases=300, runs=4000) -> list:
         """All checks but that of a restart.
 
         Returns:

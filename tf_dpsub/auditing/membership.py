@@ -43,7 +43,7 @@ class Membership:
 
 
 def loss_threshold_attack(
-    member_losses, other_losses, *, confidence=0.95, seed=0
+    member_losses, other_losses, *, confidence: float = 0.95, seed: int = 0
 ):
     """Says that an example was trained on if its loss is below a threshold.
 
@@ -85,8 +85,8 @@ def classifier_attack(
     other_features,
     *,
     classifier="logistic",
-    confidence=0.95,
-    seed=0,
+    confidence: float = 0.95,
+    seed: int = 0,
 ):
     """Lets a classifier learn who was trained on, from what a model answers.
 
@@ -129,7 +129,12 @@ def classifier_attack(
 
 
 def likelihood_ratio_attack(
-    scores, is_member, shadow_scores, shadow_is_member, *, confidence=0.95
+    scores,
+    is_member,
+    shadow_scores,
+    shadow_is_member,
+    *,
+    confidence: float = 0.95,
 ):
     """Compares a model with shadow models that saw an example or did not.
 

@@ -199,7 +199,7 @@ class SpectrumRecorder(GradientRecorder):
         - [Zhou et al., 2021](https://arxiv.org/abs/2007.03813), Figure 1
     """
 
-    def __init__(self, x, y, path, *, eigenvalues=500, epochs=None):
+    def __init__(self, x, y, path, *, eigenvalues: int = 500, epochs=None):
         super().__init__(x, y, path, epochs=epochs)
         self._count = eigenvalues
 

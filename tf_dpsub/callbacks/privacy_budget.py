@@ -43,7 +43,7 @@ class PrivacyBudget(keras.callbacks.Callback):
     ```
     """
 
-    def __init__(self, epsilon, delta, accountant="rdp"):
+    def __init__(self, epsilon: float, delta: float, accountant: str = "rdp"):
         super().__init__()
         if not epsilon > 0:
             raise ValueError(

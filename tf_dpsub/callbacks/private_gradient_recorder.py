@@ -58,10 +58,10 @@ class PrivateGradientRecorder(keras.callbacks.Callback):
         self,
         folder,
         *,
-        every=1,
-        weights=None,
-        dtype="float32",
-        max_bytes=None,
+        every: int = 1,
+        weights: tuple | None = None,
+        dtype: str = "float32",
+        max_bytes: int | None = None,
     ):
         super().__init__()
         check_count("every", every)

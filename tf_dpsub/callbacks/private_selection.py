@@ -11,7 +11,7 @@ _CURE = (
 )
 
 
-def reads_private_results(callbacks, validation_data_is_public):
+def reads_private_results(callbacks, validation_data_is_public: bool) -> list:
     """Names the callbacks whose decisions depend on private data.
 
     Formal guarantees: what a callback of Keras decides by a training metric,

@@ -40,7 +40,7 @@ class ProjectionResidualRecorder(GradientRecorder):
         - [Yu et al., 2021](https://arxiv.org/abs/2106.09352), Figures 2 and 3
     """
 
-    def __init__(self, x, y, path, *, rank=8, epochs=None):
+    def __init__(self, x, y, path, *, rank: int = 8, epochs=None):
         super().__init__(x, y, path, epochs=epochs)
         self._rank = rank
 

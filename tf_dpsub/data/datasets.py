@@ -75,7 +75,14 @@ class Dataset:
         return getattr(self.x_train, "dtype", None) == object
 
 
-def load(name, data_dir=None, *, public=0, seed=0, private=None):
+def load(
+    name: str,
+    data_dir=None,
+    *,
+    public: int = 0,
+    seed: int = 0,
+    private: int | None = None,
+):
     """Loads a data set by name and splits it by a seeded permutation.
 
     The training split is shuffled by `seed`; the first `private` examples are

@@ -9,7 +9,7 @@ def named(x, y=None, sample_weight=None):
     return {name: part for name, part in parts.items() if part is not None}
 
 
-def padded(batch, multiple, most=None):
+def padded(batch: dict, multiple: int, most: int | None = None):
     """Adds `real`, and rows of zeros up to a multiple of a microbatch.
 
     Args:

@@ -6,7 +6,7 @@ import zipfile
 import numpy as np
 
 
-def read_arrays(path, names):
+def read_arrays(path, names) -> list:
     """Reads arrays from an .npz file.
 
     Args:

@@ -9,7 +9,7 @@ from keras import tree
 _ROWS = 1024
 
 
-def count_common(public, private):
+def count_common(public, private) -> int:
     """Counts the private examples whose inputs are public ones, too.
 
     Inputs are compared by their hashes, as the numbers of float32 that a model

@@ -82,7 +82,15 @@ class PoissonBatches:
     ```
     """
 
-    def __init__(self, x, y=None, sample_weight=None, *, batch_size, seed=None):
+    def __init__(
+        self,
+        x,
+        y=None,
+        sample_weight=None,
+        *,
+        batch_size: int,
+        seed: int | None = None,
+    ):
         if _is_source(x):
             if y is not None or sample_weight is not None:
                 raise ValueError(
@@ -106,12 +114,12 @@ class PoissonBatches:
         if seed is not None and not (is_int(seed) and seed >= 0):
             raise ValueError(f"Expected seed >= 0 (int) or None, got {seed!r}.")
         self.seed = seed
-        self._iterators = collections.defaultdict(itertools.count)
+        self._iterators: dict = collections.defaultdict(itertools.count)
         self._gather = (
             _tensor_gather(arrays) if read is None else _numpy_gather(read)
         )
 
-    def capacity(self, multiple_of=1, replicas=1):
+    def capacity(self, multiple_of: int = 1, replicas: int = 1) -> int:
         """Rows to which the batches of one replica are padded.
 
         The smallest multiple of `multiple_of` which a draw exceeds with
@@ -137,7 +145,7 @@ class PoissonBatches:
         rows = max(self._quantile(replicas), 1)
         return math.ceil(rows / multiple_of) * multiple_of
 
-    def dataset(self, *, multiple_of=1, shard=(0, 1)):
+    def dataset(self, *, multiple_of: int = 1, shard=(0, 1)):
         """Builds the infinite `tf.data.Dataset` of batches.
 
         Every element is a dict: `"x"`; `"y"` and `"w"` (float32) if there are

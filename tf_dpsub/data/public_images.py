@@ -6,7 +6,7 @@ import tensorflow as tf
 from tf_dpsub.data import npz
 
 
-def load_images(path, input_shape):
+def load_images(path, input_shape: tuple):
     """Loads images and makes them fit a model that was made for others.
 
     They are resized with antialiasing, and made grey (by luma weights) where

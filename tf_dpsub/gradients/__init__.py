@@ -1,5 +1,7 @@
 """Per-example gradients of any Keras model: norms, sums, projections, rows."""
 
+from collections.abc import Callable
+
 import tensorflow as tf
 
 from tf_dpsub.gradients.graph import (
@@ -16,7 +18,11 @@ IMPLEMENTATIONS = ("graph", "vectorized_map", "map_fn")
 
 @tf.autograph.experimental.do_not_convert
 def per_example_gradients(
-    loss_fn, inputs, variables, implementation="graph", loss_scale=1.0
+    loss_fn: Callable,
+    inputs,
+    variables: list,
+    implementation: str = "graph",
+    loss_scale: float = 1.0,
 ):
     """Builds the operator of per-example gradients while a step is traced.
 

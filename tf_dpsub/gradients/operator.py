@@ -37,7 +37,7 @@ class PerExampleGradients(abc.ABC):
         self.batch_size = batch_size
 
     @abc.abstractmethod
-    def sq_norms(self, variables=None):
+    def sq_norms(self, variables: list | None = None):
         """Squared norms of the rows.
 
         Args:
@@ -48,7 +48,7 @@ class PerExampleGradients(abc.ABC):
         """
 
     @abc.abstractmethod
-    def sq_norm_bounds(self, variables=None):
+    def sq_norm_bounds(self, variables: list | None = None):
         """Upper bounds of the squared norms, rounding errors included.
 
         Args:
@@ -67,7 +67,7 @@ class PerExampleGradients(abc.ABC):
         """
 
     @abc.abstractmethod
-    def weighted_sum(self, c):
+    def weighted_sum(self, c) -> list:
         """Sum of `c[i]` times row i.
 
         Args:
@@ -79,7 +79,7 @@ class PerExampleGradients(abc.ABC):
         """
 
     @abc.abstractmethod
-    def gram(self, variables=None):
+    def gram(self, variables: list | None = None):
         """Inner products of the rows.
 
         Args:
@@ -89,7 +89,7 @@ class PerExampleGradients(abc.ABC):
             Float32 tensor of shape `[batch, batch]`.
         """
 
-    def project(self, basis, variables=None):
+    def project(self, basis, variables: list | None = None):
         """Coordinates of the rows in a basis.
 
         Rows are formed for one variable at a time.
@@ -111,7 +111,7 @@ class PerExampleGradients(abc.ABC):
                 total += tf.matmul(rows, block)
         return total
 
-    def combinations(self, weights, variables=None):
+    def combinations(self, weights, variables: list | None = None) -> list:
         """Linear combinations of the rows, several at once.
 
         Args:

@@ -16,12 +16,12 @@ _LOW_PRECISION_TOLERANCE = 5e-2
 def select_implementation(
     loss_fn,
     inputs,
-    variables,
+    variables: list,
     *,
-    requested="auto",
-    states=(),
-    compute_dtype="float32",
-    name="model",
+    requested: str = "auto",
+    states: tuple | list = (),
+    compute_dtype: str = "float32",
+    name: str = "model",
 ):
     """Chooses how per-example gradients of a model are computed.
 
@@ -94,7 +94,7 @@ def select_implementation(
     return chosen
 
 
-def changed_states(loss_fn, inputs, states):
+def changed_states(loss_fn, inputs, states: list) -> list:
     """Which states a forward pass changes, by public values alone.
 
     Args:
@@ -109,7 +109,7 @@ def changed_states(loss_fn, inputs, states):
         UpdatesState: if a variable is assigned a value that depends on the
             batch, or a state that is none of `states` is changed.
     """
-    changed = []
+    changed: list = []
 
     def forward(batch):
         losses, _ = loss_fn(batch)

@@ -1,9 +1,11 @@
 """Traces that are thrown away: to learn of a function without running it."""
 
+from collections.abc import Callable
+
 import tensorflow as tf
 
 
-def trace(function, inputs):
+def trace(function: Callable, inputs):
     """Traces a function of one replica.
 
     Args:

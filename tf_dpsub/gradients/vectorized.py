@@ -1,5 +1,7 @@
 """Per-example gradients by running one example at a time."""
 
+from collections.abc import Callable
+
 import tensorflow as tf
 from absl import logging
 from keras.src import backend
@@ -17,7 +19,7 @@ class StoredGradients(operator.PerExampleGradients):
         rows: list aligned with them of tensors `[batch, *variable.shape]`.
     """
 
-    def __init__(self, variables, rows):
+    def __init__(self, variables: list, rows):
         super().__init__(variables, rows[0].shape[0])
         rows = [tf.cast(row, tf.float32) for row in rows]
         sq_norms = [operator.sum_squares(row) for row in rows]
@@ -60,7 +62,11 @@ class StoredGradients(operator.PerExampleGradients):
 
 
 def one_by_one(
-    loss_fn, inputs, variables, map_function=tf.vectorized_map, loss_scale=1.0
+    loss_fn: Callable,
+    inputs,
+    variables: list,
+    map_function=tf.vectorized_map,
+    loss_scale: float = 1.0,
 ):
     """Rows from the loss of one example at a time.
 
@@ -116,7 +122,7 @@ def _is_empty(aux):
     return isinstance(aux, dict) and not aux
 
 
-def vectorizes(loss_fn, inputs, variables):
+def vectorizes(loss_fn, inputs, variables) -> bool:
     """Whether `tf.vectorized_map` can compute rows, and without a crash.
 
     In TensorFlow 2.20 and 2.21 the oneDNN kernel of BatchMatMul for CPU writes

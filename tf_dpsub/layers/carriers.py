@@ -35,7 +35,7 @@ class Carriers:
         right: Keras variable `[rank, *axes of the outputs]`.
     """
 
-    def __init__(self, kernel, rank, order, split):
+    def __init__(self, kernel, rank: int, order: tuple, split: int):
         self.kernel, self.rank = kernel, rank
         self._order = tuple(order)
         shape = [kernel.shape[axis] for axis in self._order]
@@ -139,7 +139,7 @@ class Reparametrized(Ranked, abc.ABC):
             self.carriers = Carriers(self._kernel, self.carrier_rank, *axes)
 
     @classmethod
-    def narrow_side(cls, layer):
+    def narrow_side(cls, layer) -> int:
         """The highest rank that the kernel of a built layer can have.
 
         Args:

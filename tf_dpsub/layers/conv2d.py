@@ -24,7 +24,7 @@ class RGPConv2D(Reparametrized, keras.layers.Conv2D):
 
     plain = keras.layers.Conv2D
 
-    def __init__(self, filters, kernel_size, *args, rank, **kwargs):
+    def __init__(self, filters, kernel_size, *args, rank: int, **kwargs):
         super().__init__(filters, kernel_size, *args, **kwargs)
         self._matrix_axes(self)
         self._set_carrier_rank(rank)

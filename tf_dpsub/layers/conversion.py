@@ -1,6 +1,7 @@
 """Models with gradient carriers from plain ones, and back."""
 
 import re
+from collections.abc import Sequence
 
 import keras
 
@@ -15,7 +16,13 @@ from tf_dpsub.layers.multi_head_attention import RGPMultiHeadAttention
 _TWINS = {twin.plain: twin for twin in (RGPDense, RGPConv2D, RGPEinsumDense)}
 
 
-def reparametrize(model, rank, *, include=None, exclude=None):
+def reparametrize(
+    model,
+    rank: int,
+    *,
+    include: Sequence[str] | None = None,
+    exclude: Sequence[str] | None = None,
+):
     """Gives the layers of a model low-rank gradient carriers.
 
     `Dense`, `Conv2D`, `EinsumDense` and `MultiHeadAttention` layers become
@@ -80,7 +87,7 @@ def reparametrize(model, rank, *, include=None, exclude=None):
     return model
 
 
-def carrier_ranks(model):
+def carrier_ranks(model) -> dict:
     """The rank of each layer of a model that has one, by path.
 
     Args:
@@ -126,7 +133,7 @@ def merge(model):
     return model
 
 
-def reparametrized_layers(model):
+def reparametrized_layers(model) -> list:
     """The layers of a model, or inside of a layer, that have carriers.
 
     Args:

@@ -22,7 +22,7 @@ class RGPDense(Reparametrized, keras.layers.Dense):
 
     plain = keras.layers.Dense
 
-    def __init__(self, units, *args, rank, **kwargs):
+    def __init__(self, units, *args, rank: int, **kwargs):
         super().__init__(units, *args, **kwargs)
         self._set_carrier_rank(rank)
 

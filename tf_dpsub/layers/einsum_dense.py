@@ -28,7 +28,7 @@ class RGPEinsumDense(Reparametrized, keras.layers.EinsumDense):
 
     plain = keras.layers.EinsumDense
 
-    def __init__(self, equation, output_shape, *args, rank, **kwargs):
+    def __init__(self, equation, output_shape, *args, rank: int, **kwargs):
         super().__init__(equation, output_shape, *args, **kwargs)
         self._matrix_axes(self)
         self._set_carrier_rank(rank)

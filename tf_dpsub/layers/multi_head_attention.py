@@ -24,7 +24,7 @@ class RGPMultiHeadAttention(Ranked, keras.layers.MultiHeadAttention):
 
     plain = keras.layers.MultiHeadAttention
 
-    def __init__(self, num_heads, key_dim, *args, rank, **kwargs):
+    def __init__(self, num_heads, key_dim, *args, rank: int, **kwargs):
         super().__init__(num_heads, key_dim, *args, **kwargs)
         self._set_carrier_rank(rank)
 

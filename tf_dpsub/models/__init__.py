@@ -1,6 +1,7 @@
 """The networks of the papers, as plain Keras models that return logits."""
 
 import difflib
+from collections.abc import Callable
 
 from tf_dpsub.models.cnn import gep_mnist_cnn, mnist_cnn
 from tf_dpsub.models.language_models import (
@@ -34,7 +35,7 @@ __all__ = [
     "wrn28_4_gn",
 ]
 
-NAMES = {
+NAMES: dict[str, Callable] = {
     "bert_classifier": bert_classifier,
     "gep_mnist_cnn": gep_mnist_cnn,
     "gpt2": gpt2,
@@ -57,7 +58,7 @@ TEXT_NAMES = (
 )
 
 
-def get(name, input_shape, num_classes, **kwargs):
+def get(name: str, input_shape: tuple, num_classes: int, **kwargs):
     """Builds a model by its name.
 
     Args:

@@ -16,7 +16,7 @@ class BertBackbone(keras_hub.models.BertBackbone):
             the exact form; `"gelu_approximate"` for the other one.
     """
 
-    def __init__(self, *args, activation="gelu", **kwargs):
+    def __init__(self, *args, activation: str = "gelu", **kwargs):
         super().__init__(*args, **kwargs)
         self.activation = activation
         if activation == "gelu_approximate":

@@ -5,7 +5,9 @@ import keras
 _SMALLEST_SIDE = 13
 
 
-def mnist_cnn(input_shape=(28, 28, 1), num_classes=10, activation="relu"):
+def mnist_cnn(
+    input_shape: tuple = (28, 28, 1), num_classes: int = 10, activation="relu"
+):
     """Builds the PDP-SGD paper's network for MNIST and Fashion-MNIST.
 
     Two convolutions (16 filters 8×8, stride 2, same; 32 filters 4×4, stride 2,
@@ -54,7 +56,9 @@ def mnist_cnn(input_shape=(28, 28, 1), num_classes=10, activation="relu"):
     return keras.Model(inputs, logits, name="mnist_cnn")
 
 
-def gep_mnist_cnn(input_shape=(28, 28, 1), num_classes=10, activation="relu"):
+def gep_mnist_cnn(
+    input_shape: tuple = (28, 28, 1), num_classes: int = 10, activation="relu"
+):
     """Builds a network for MNIST of the kind that the GEP paper trains.
 
     The paper has two convolutions with max-pooling and one dense layer, and

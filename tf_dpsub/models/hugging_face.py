@@ -35,7 +35,7 @@ class Checkpoint:
     tensors: dict
 
     @classmethod
-    def read(cls, folder, prefix):
+    def read(cls, folder, prefix: str):
         """Reads a folder.
 
         Args:
@@ -91,7 +91,7 @@ class Checkpoint:
             )
         return tensor
 
-    def fill(self, model, source_of):
+    def fill(self, model, source_of: Callable):
         """Assigns all weights of a model, from all tensors.
 
         Tensors of heads, which are for another task, are left over.

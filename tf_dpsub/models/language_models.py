@@ -11,13 +11,13 @@ _TANH_GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
 
 
 def bert_classifier(
-    input_shape=(),
-    num_classes=2,
+    input_shape: tuple = (),
+    num_classes: int = 2,
     *,
-    preset=None,
+    preset: str | None = None,
     folder=None,
-    sequence_length=128,
-    dropout=None,
+    sequence_length: int = 128,
+    dropout: float | None = None,
     **sizes,
 ):
     """Builds a BERT encoder with a classifier of texts on its first token.
@@ -172,14 +172,14 @@ def roberta_classifier(
 
 
 def prompted_classifier(
-    input_shape=(),
-    num_classes=2,
+    input_shape: tuple = (),
+    num_classes: int = 2,
     *,
     folder,
-    words=("terrible", "great"),
-    template="{text} It was {mask}.",
-    sequence_length=128,
-    dropout=None,
+    words: tuple = ("terrible", "great"),
+    template: str = "{text} It was {mask}.",
+    sequence_length: int = 128,
+    dropout: float | None = None,
 ):
     """Builds a classifier that asks a masked language model for a word.
 

@@ -3,7 +3,12 @@
 import keras
 
 
-def mlp(input_shape, hidden=(128, 128), num_classes=10, activation="relu"):
+def mlp(
+    input_shape: tuple,
+    hidden=(128, 128),
+    num_classes: int = 10,
+    activation="relu",
+):
     """Builds a fully connected network over the flattened input.
 
     With its default hidden layers and 28×28 inputs (118,282 parameters) it is

@@ -31,7 +31,12 @@ class PromptPreprocessor(keras_hub.models.Preprocessor):
     """
 
     def __init__(
-        self, tokenizer, sequence_length, template, has_segments, **kwargs
+        self,
+        tokenizer,
+        sequence_length: int,
+        template: str,
+        has_segments: bool,
+        **kwargs,
     ):
         super().__init__(**kwargs)
         before, found, rest = template.partition(TEXT)
@@ -128,10 +133,10 @@ class PromptedClassifier(keras_hub.models.Task):
     def __init__(
         self,
         backbone,
-        num_classes,
-        mask_token_id,
-        activation,
-        layer_norm_epsilon,
+        num_classes: int,
+        mask_token_id: int,
+        activation: str,
+        layer_norm_epsilon: float,
         preprocessor=None,
         **kwargs,
     ):
@@ -168,7 +173,7 @@ class PromptedClassifier(keras_hub.models.Task):
             "layer_norm_epsilon": layer_norm_epsilon,
         }
 
-    def set_words(self, token_ids, bias):
+    def set_words(self, token_ids: list, bias):
         """Lets logits be those of words, one of each class.
 
         Args:

@@ -9,7 +9,9 @@ import keras
 _STAGES = 3
 
 
-def resnet20_gn(input_shape=(32, 32, 3), num_classes=10, groups=4):
+def resnet20_gn(
+    input_shape: tuple = (32, 32, 3), num_classes: int = 10, groups: int = 4
+):
     """Builds the CIFAR ResNet-20, with GroupNorm.
 
     Three stages of three blocks with 16, 32 and 64 filters; the first block
@@ -45,7 +47,11 @@ def resnet20_gn(input_shape=(32, 32, 3), num_classes=10, groups=4):
 
 
 def wide_resnet_gn(
-    input_shape=(32, 32, 3), num_classes=10, depth=28, width=4, groups=16
+    input_shape: tuple = (32, 32, 3),
+    num_classes: int = 10,
+    depth: int = 28,
+    width: int = 4,
+    groups: int = 16,
 ):
     """Builds a wide residual network (WRN), with GroupNorm.
 

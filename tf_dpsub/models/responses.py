@@ -24,7 +24,7 @@ class ResponsePreprocessor(keras_hub.models.GPT2CausalLMPreprocessor):
     """
 
     def __init__(
-        self, tokenizer, sequence_length=1024, separator="\n", **kwargs
+        self, tokenizer, sequence_length: int = 1024, separator="\n", **kwargs
     ):
         super().__init__(tokenizer, sequence_length, **kwargs)
         self.separator = separator

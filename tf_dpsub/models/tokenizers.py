@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 
-def ragged(tokenizer, texts):
+def ragged(tokenizer, texts: list):
     """The tokens of texts.
 
     Args:

@@ -19,7 +19,7 @@ def largest_draw(batch_size):
     return batch_size + 6 * math.sqrt(batch_size)
 
 
-def largest_batch(batch_size, microbatch_size):
+def largest_batch(batch_size: int, microbatch_size: int):
     """The most rows of a batch that clipping leaves room for, an int.
 
     Args:
@@ -32,7 +32,7 @@ def largest_batch(batch_size, microbatch_size):
     return int(rows * LARGEST_MICROBATCH // microbatch_size)
 
 
-def clipped_sum(gradients, keep, l2_norm_clip, batch_size):
+def clipped_sum(gradients, keep, l2_norm_clip: float, batch_size: int) -> list:
     """Sum of the rows of a microbatch, each clipped as a whole.
 
     Formal guarantees: over a batch of such sums, added up in float64, one
@@ -56,7 +56,7 @@ def clipped_sum(gradients, keep, l2_norm_clip, batch_size):
     return gradients.weighted_sum(factors)
 
 
-def clip_factors(sq_norm_bounds, l2_norm_clip, batch_size=1):
+def clip_factors(sq_norm_bounds, l2_norm_clip: float, batch_size: int = 1):
     """Factors that scale rows down to a norm of at most `l2_norm_clip`.
 
     Formal guarantees: a row times its factor changes a sum by a vector of norm

@@ -46,7 +46,7 @@ class DPPowerSGD(DPSGD):
         - [Vogels et al., 2019](https://arxiv.org/abs/1905.13727)
     """
 
-    def __init__(self, optimizer, *, rank, **kwargs):
+    def __init__(self, optimizer, *, rank: int, **kwargs):
         super().__init__(optimizer, **kwargs)
         check_count("rank", rank)
         self._rank = int(rank)
@@ -112,7 +112,7 @@ class DPPowerSGD(DPSGD):
         return {**super().get_config(), "rank": self.rank}
 
 
-def matrix_shape(shape):
+def matrix_shape(shape: tuple):
     """The most nearly square matrix that a kernel's axes make, in their order.
 
     Args:

@@ -80,9 +80,9 @@ class GEP(SubspaceOptimizer):
         optimizer,
         *,
         subspace,
-        residual=True,
-        residual_norm_clip=None,
-        residual_noise_multiplier=None,
+        residual: bool = True,
+        residual_norm_clip: float | None = None,
+        residual_noise_multiplier: float | None = None,
         **kwargs,
     ):
         super().__init__(optimizer, subspace=subspace, **kwargs)

@@ -22,7 +22,7 @@ class NoiseKey:
         seed: int or None. Defaults to `None`, fresh entropy.
     """
 
-    def __init__(self, seed=None):
+    def __init__(self, seed: int | None = None):
         if seed is None:
             entropy = [secrets.randbits(64) - 2**63 for _ in range(2)]
         else:
@@ -48,7 +48,7 @@ class NoiseKey:
         return key
 
 
-def gaussian(key, shapes, stddevs, secure=False):
+def gaussian(key, shapes: list, stddevs: list, secure: bool = False) -> list:
     """Draws independent Gaussian noise of several shapes.
 
     Formal guarantees: `tf.random.stateless_normal` is bounded by 5.7 standard

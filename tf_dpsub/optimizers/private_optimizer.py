@@ -51,14 +51,14 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         self,
         optimizer,
         *,
-        noise_multiplier,
-        l2_norm_clip,
-        batch_size,
-        microbatch_size=None,
-        per_example="auto",
-        seed=None,
-        secure_noise=False,
-        name=None,
+        noise_multiplier: float,
+        l2_norm_clip: float,
+        batch_size: int,
+        microbatch_size: int | None = None,
+        per_example: str = "auto",
+        seed: int | None = None,
+        secure_noise: bool = False,
+        name: str | None = None,
     ):
         super().__init__(learning_rate=0.0, name=name)
         self.inner_optimizer = _checked_inner(optimizer)
@@ -118,7 +118,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
             model: `tf_dpsub.PrivateModel`.
         """
 
-    def begin_run(self, steps):
+    def begin_run(self, steps: int | None):
         """To be told how many steps a run has, before the first of them.
 
         Args:
@@ -165,7 +165,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         """Shapes of what `clipped_sums` returns."""
 
     @abc.abstractmethod
-    def clipped_sums(self, gradients, keep):
+    def clipped_sums(self, gradients, keep) -> list:
         """Sums the clipped contributions of the examples of a microbatch.
 
         Args:
@@ -177,7 +177,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
             List of float32 tensors, which add over microbatches.
         """
 
-    def released_sums(self, sums):
+    def released_sums(self, sums: list) -> list:
         """What is released of the sums of a whole batch: noise is added to it.
 
         Args:
@@ -194,7 +194,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         """Standard deviations of the noise, by what `released_sums` returns."""
 
     @abc.abstractmethod
-    def privatize(self, noisy_sums):
+    def privatize(self, noisy_sums: list) -> list:
         """Reconstructs gradients from what was released.
 
         Args:
@@ -213,7 +213,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         It is 0 if a step is not private.
         """
 
-    def draw_noise(self, key, shapes):
+    def draw_noise(self, key, shapes: list) -> list:
         """Draws the noise of one step.
 
         Args:
@@ -228,7 +228,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
 
     # One step.
 
-    def release(self, sums, regularization=None):
+    def release(self, sums: list, regularization: list | None = None):
         """Adds noise to the sums of a batch, and applies the gradients.
 
         Over several replicas the sums are added up first, and the noise is
@@ -355,7 +355,9 @@ def _checked_inner(optimizer):
     return optimizer
 
 
-def check_privacy(noise_multiplier, l2_norm_clip, prefix=""):
+def check_privacy(
+    noise_multiplier: float, l2_norm_clip: float, prefix: str = ""
+):
     """Checks a noise multiplier and the clip that it belongs to.
 
     Args:

@@ -56,7 +56,13 @@ class ProjectedDPSGD(SubspaceOptimizer):
     """
 
     def __init__(
-        self, optimizer, *, subspace, start_step=0, noise="subspace", **kwargs
+        self,
+        optimizer,
+        *,
+        subspace,
+        start_step: int = 0,
+        noise: str = "subspace",
+        **kwargs,
     ):
         super().__init__(optimizer, subspace=subspace, **kwargs)
         if not (is_int(start_step) and start_step >= 0):

@@ -80,10 +80,10 @@ class RGP(DPSGD):
         self,
         optimizer,
         *,
-        carriers="history",
-        warmup_steps=100,
-        power_iterations=1,
-        start="warm",
+        carriers: str = "history",
+        warmup_steps: int = 100,
+        power_iterations: int = 1,
+        start: str = "warm",
         **kwargs,
     ):
         super().__init__(optimizer, **kwargs)

@@ -27,7 +27,7 @@ class SecondMoments:
         groups: list of `Group`.
     """
 
-    def __init__(self, gradients, batch, groups):
+    def __init__(self, gradients, batch, groups: list):
         self._groups = groups
         self._chunks, self._chunk_size = batch["real"].shape
         self._only = None
@@ -101,7 +101,7 @@ class SecondMoments:
             for array in arrays
         ]
 
-    def combinations(self, weights, bases):
+    def combinations(self, weights, bases) -> list:
         """`G^T U` of each group.
 
         Args:

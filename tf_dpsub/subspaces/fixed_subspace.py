@@ -31,7 +31,7 @@ class FixedSubspace(Subspace):
         - [Li et al., 2022](https://arxiv.org/abs/2207.00160), section 4
     """
 
-    def __init__(self, basis, *, public=False):
+    def __init__(self, basis, *, public: bool = False):
         super().__init__()
         basis = np.array(arrays.decoded(basis), np.float32)
         if basis.ndim != 2 or not 1 <= basis.shape[1] <= basis.shape[0]:

@@ -48,7 +48,7 @@ def check_groups(groups):
         )
 
 
-def make_groups(model, variables, groups):
+def make_groups(model, variables: list, groups) -> list:
     """Assigns each trainable variable to one group.
 
     Args:
@@ -87,7 +87,7 @@ def make_groups(model, variables, groups):
     return made
 
 
-def apportion(rank, groups, limit):
+def apportion(rank: int, groups: list, limit) -> list:
     """Shares a rank among groups, in proportion to the roots of their sizes.
 
     The shares add up to `rank` exactly, unless the groups cannot hold as much.

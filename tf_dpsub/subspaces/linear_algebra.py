@@ -56,7 +56,7 @@ def orthonormality_error(blocks):
     return distance_to_identity(gram(blocks))
 
 
-def orthonormalize(blocks, fill):
+def orthonormalize(blocks: list, fill: list) -> tuple:
     """An orthonormal basis of the columns, finite for any finite input.
 
     Cholesky QR, repeated until the columns are orthonormal: it is made of large

@@ -1,5 +1,7 @@
 """Per-example gradients of public examples, a chunk of rows at a time."""
 
+from collections.abc import Callable
+
 import keras
 import tensorflow as tf
 from keras import tree
@@ -31,7 +33,7 @@ class PublicGradients:
         ValueError: if the data do not fit the model.
     """
 
-    def __init__(self, model, x, y, chunk_size):
+    def __init__(self, model, x, y, chunk_size: int):
         self._step = model.training_step
         self.examples = len(tree.flatten(x)[0])
         self._chunk_size = chunk_size
@@ -79,7 +81,7 @@ class PublicGradients:
         batch["real"] *= tf.cast(is_real, tf.float32)
         return batch
 
-    def fold(self, batch, function, state):
+    def fold(self, batch, function: Callable, state):
         """Combines all chunks, one after another.
 
         Args:

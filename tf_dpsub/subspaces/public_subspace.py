@@ -1,5 +1,7 @@
 """The top eigenspace of gradients of public examples."""
 
+from collections.abc import Sequence
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -98,16 +100,16 @@ class PublicSubspace(Subspace):
         x_public,
         y_public=None,
         *,
-        rank,
-        max_rank=None,
-        groups=1,
-        method="power",
-        iterations=1,
-        update_every=1,
-        held_out=None,
-        horizon=None,
-        allow_private=False,
-        seed=None,
+        rank: int | str,
+        max_rank: int | None = None,
+        groups: int | str | Sequence = 1,
+        method: str = "power",
+        iterations: int = 1,
+        update_every: int = 1,
+        held_out: int | None = None,
+        horizon: int | None = None,
+        allow_private: bool = False,
+        seed: int | None = None,
     ):
         super().__init__(groups)
         self._x = _as_arrays(arrays.decoded(x_public))

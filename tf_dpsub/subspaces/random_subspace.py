@@ -1,6 +1,7 @@
 """A random subspace, which needs no public data."""
 
 import math
+from collections.abc import Callable
 
 import keras
 import tensorflow as tf
@@ -49,7 +50,14 @@ class RandomSubspace(Subspace):
         - [Zhou et al., 2021](https://arxiv.org/abs/2007.03813), RPDP-SGD
     """
 
-    def __init__(self, rank, *, groups=1, update_every=None, seed=None):
+    def __init__(
+        self,
+        rank: int,
+        *,
+        groups=1,
+        update_every: int | None = None,
+        seed: int | None = None,
+    ):
         super().__init__(groups)
         if not (is_int(rank) and rank >= 1):
             raise ValueError(f"Expected rank >= 1 (int), got {rank!r}.")
@@ -147,7 +155,7 @@ class RandomSubspace(Subspace):
             total = self._fold(k, rank, key, add, total)
         return total
 
-    def _fold(self, k, rank, key, function, state):
+    def _fold(self, k, rank, key, function: Callable, state):
         """Passes rows of Omega to a function, those of variable `k`.
 
         Args:

@@ -1,5 +1,7 @@
 """The rank that public gradients show to be worth its noise."""
 
+from typing import Any
+
 import tensorflow as tf
 from absl import logging
 
@@ -45,10 +47,10 @@ class RankSelection:
             in use.
     """
 
-    def __init__(self, groups, ranks, horizon):
+    def __init__(self, groups: list, ranks: list, horizon: int | None):
         self._groups = groups
         self._ranks = ranks
-        self.optimizer = None
+        self.optimizer: Any = None
         self._given_horizon = horizon
         total = sum(ranks)
         self.mask = public_variable([total])
@@ -84,7 +86,7 @@ class RankSelection:
             )
         self._horizon.assign(horizon)
 
-    def updated(self, coordinates, sq_norms):
+    def updated(self, coordinates, sq_norms) -> list:
         """New values of `variables`.
 
         Args:

@@ -2,6 +2,7 @@
 
 import abc
 import secrets
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -32,7 +33,7 @@ class Subspace(abc.ABC):
         ranks: list of int, the number of directions in each.
     """
 
-    def __init__(self, groups=1):
+    def __init__(self, groups: int | str | Sequence = 1):
         parameter_groups.check_groups(groups)
         self._groups = groups
         self._variables = None
@@ -114,7 +115,7 @@ class Subspace(abc.ABC):
     def _follow(self, model):
         """Takes up another loss, kind of data or optimizer of the model."""
 
-    def begin_run(self, steps):
+    def begin_run(self, steps: int | None):
         """To be told how many steps a run has, before the first of them.
 
         Args:
@@ -152,7 +153,7 @@ class Subspace(abc.ABC):
             1,
         )
 
-    def coordinates(self, tensors):
+    def coordinates(self, tensors: list):
         """Coordinates of one vector in the space of weights.
 
         Args:
@@ -171,7 +172,7 @@ class Subspace(abc.ABC):
         ]
         return tf.concat(parts, 1)[0]
 
-    def lift(self, coordinates):
+    def lift(self, coordinates) -> list:
         """The vector that has given coordinates: `V @ coordinates`.
 
         Args:
@@ -212,7 +213,7 @@ def require_orthonormal(error):
     )
 
 
-def seed_variable(optimizer, seed):
+def seed_variable(optimizer, seed: int | None):
     """A seed that is saved with an optimizer, and the same for all workers.
 
     Args:

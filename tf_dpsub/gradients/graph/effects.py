@@ -1,5 +1,7 @@
 """Effects of operations that outlive a step, and what they may write."""
 
+from collections.abc import Callable
+
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
@@ -37,7 +39,7 @@ _ASSIGNMENTS = (
 _PYTHON = ("EagerPyFunc", "PyFunc", "PyFuncStateless")
 
 
-def require_none(graph, is_public, allow_python=False):
+def require_none(graph, is_public: Callable, allow_python: bool = False):
     """Checks that no effect in a graph depends on the batch.
 
     Args:

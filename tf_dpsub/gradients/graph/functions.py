@@ -16,7 +16,7 @@ CONTROL_FLOW = CALLS | {
     "While",
 }
 
-_BODIES = weakref.WeakKeyDictionary()
+_BODIES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 class Body:

@@ -63,7 +63,9 @@ class GraphGradients(operator.PerExampleGradients):
             batch.
     """
 
-    def __init__(self, losses, inputs, variables, loss_scale=1.0):
+    def __init__(
+        self, losses, inputs: list, variables: list, loss_scale: float = 1.0
+    ):
         if losses.shape.rank != 1 or losses.shape[0] is None:
             raise Unproven(
                 f"the losses have shape {losses.shape}, which is not [batch]"
@@ -89,7 +91,7 @@ class GraphGradients(operator.PerExampleGradients):
         }
         self._check_values()
 
-    def _find_uses(self, variable):
+    def _find_uses(self, variable) -> list | None:
         """Where a variable, or what is computed from it, meets the batch.
 
         Returns:

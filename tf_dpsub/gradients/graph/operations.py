@@ -7,6 +7,7 @@ combines several examples, and `Unproven` where it cannot tell.
 """
 
 import string
+from collections.abc import Callable
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from tf_dpsub.gradients.graph.states import (
     Unproven,
 )
 
-_RULES = {}
+_RULES: dict[str, Callable] = {}
 
 # Outputs are functions of static shapes alone.
 _SHAPE_ONLY = frozenset("Shape ShapeN Size Rank ZerosLike OnesLike".split())

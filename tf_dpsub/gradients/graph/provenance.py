@@ -36,10 +36,10 @@ class Provenance:
         batch_size: int, the number of examples, at least 2.
     """
 
-    def __init__(self, graph, inputs, batch_size):
+    def __init__(self, graph, inputs: list, batch_size: int):
         self.batch_size = batch_size
         self._constants = constants.ConstantFolder()
-        self._calls = {}
+        self._calls: dict = {}
         self._states = {
             t.ref(): self._consistent(t, PerExample(0, 1, 1)) for t in inputs
         }

@@ -133,7 +133,7 @@ class Stored(Site):
             reshape, the weight's. Defaults to `None`, no transposition.
     """
 
-    def __init__(self, weight, rows, order=None):
+    def __init__(self, weight, rows, order: list | None = None):
         super().__init__(weight, [rows])
         self._order = order or list(range(rows.shape.rank - 1))
 
@@ -167,11 +167,11 @@ class OuterProducts(Site):
         order: list of int, the transposition that gives the weight's axes.
     """
 
-    def __init__(self, weight, left, right, parts, order):
+    def __init__(self, weight, left, right, parts: list, order: list):
         super().__init__(weight, [left, right])
         self._parts = parts
         self._order = order
-        self._known_products = {}
+        self._known_products: dict = {}
         _, self.groups, self.terms, self.left_size = left.shape.as_list()
         self.right_size = right.shape[3]
 

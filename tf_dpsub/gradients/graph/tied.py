@@ -5,7 +5,7 @@ import tensorflow as tf
 from tf_dpsub.gradients.graph import sites
 
 
-def is_factored(found):
+def is_factored(found: list):
     """Whether the uses of a variable can be combined without its rows.
 
     Args:
@@ -31,7 +31,7 @@ class Tied(sites.Site):
         found: list of `(site, view)`, for which `is_factored` holds.
     """
 
-    def __init__(self, found):
+    def __init__(self, found: list):
         self._found = found
         super().__init__(found[0][1].source, self.factors)
 
