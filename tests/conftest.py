@@ -1,5 +1,7 @@
 """What every test shares: a quiet TensorFlow, seeds, data, nothing skipped."""
 
+import ctypes
+import gc
 import os
 import sys
 
@@ -51,6 +53,15 @@ def pytest_runtest_makereport():
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_make_collect_report():
     return fail_if_skipped((yield))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def memory_given_back():
+    """What a file of tests has freed is the system's again."""
+    yield
+    gc.collect()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 @pytest.fixture(autouse=True)

@@ -457,7 +457,7 @@ class PrivateModel(keras.Model):
                 "Expected a ledger_path beside BackupAndRestore, got none: "
                 "steps since the last backup would be forgotten if the process "
                 "died, and epsilon reported too low. Pass it to make_private.",
-                stacklevel=3,
+                stacklevel=4,
             )
 
     @property

@@ -63,7 +63,7 @@ class TestStudy:
 
     def test_writes_a_table_and_figures(self, done):
         text = (done / "table.md").read_text("utf-8")
-        assert "no ε covers what is below" in text
+        assert "no ε covers what is here" in text
         assert "12 mean clipped gradients of 610 weights, along 12 st" in text
         assert "ranks 1 to 6" in text
         rows = [line for line in text.splitlines() if line.startswith("| ")]
