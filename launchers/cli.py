@@ -4,6 +4,8 @@
     tf-dpsub account --noise_multiplier=4 --batch_size=250 --examples=10000 \\
         --epochs=30 --delta=1e-5
     tf-dpsub COMMAND --help
+
+Commands, each of which teaches by example if it is asked for help:
 """
 
 import ast
