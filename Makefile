@@ -2,6 +2,8 @@
 # make test        every test; `make unit` leaves out the slow ones
 # make lint        flake8, types (settings in setup.cfg), layout, imports
 # make docs        build the documentation site (out/site)
+# make package     build sdist and wheel (dist), and try them in an empty
+#                  environment (out/package)
 # make format      lay the code out
 # make buildifier  check BUILD and MODULE.bazel (needs Node.js)
 # make parity      compare with TensorFlow Privacy (needs Python 3.11)
@@ -50,8 +52,8 @@ LAYOUT := --line-length 80 --target-version py311
 BUILDIFIER := npx --yes @bazel/buildifier@8.2.1
 
 .DEFAULT_GOAL := test
-.PHONY: environment demo test unit lint docs format buildifier parity benchmark \
-	bench clean distclean
+.PHONY: environment demo test unit lint docs package format buildifier parity \
+	benchmark bench clean distclean
 
 environment: $(VENV)/installed
 
@@ -107,6 +109,16 @@ lint: environment
 docs: environment
 	# Material says that it will not follow MkDocs to version 2.
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet
+
+package: environment
+	rm -rf build dist out/package
+	$(RUN) -m build >/dev/null
+	$(INTERPRETER) -m venv out/package/venv
+	@echo "Installing into out/package/venv: a few minutes."
+	out/package/venv/bin/python $(INSTALL) dist/*.whl
+	cd out/package && venv/bin/python ../../tests/package/smoke.py
+	out/package/venv/bin/python $(INSTALL) "$$(ls dist/*.whl)[nlp]"
+	cd out/package && venv/bin/python ../../tests/package/smoke.py --nlp
 
 format: environment
 	$(RUN) -m ruff check $(LAYOUT) --select I --fix

@@ -9,7 +9,8 @@ and what an attacker proves of a step with ε = 1. Whole runs are audited by
 canaries with huge gradients, and by membership inference on scikit-learn's
 digits. `--long` takes 10,000 pairs of batches and more runs, which is for a
 release. `report.html`, `table.md`, `audit.json` and `audit.png` are written to
-the workdir; the exit code is 1 if a claim fails.
+the workdir; the exit code is 1 if a claim fails. `--dry_run` says how much
+would be done.
 """
 
 import concurrent.futures
@@ -32,7 +33,7 @@ from launchers import (
     report_page,
     whole_file,
 )
-from launchers.program import WORKDIR
+from launchers.program import DRY_RUN, WORKDIR
 
 _MECHANISMS = flags.DEFINE_list(
     "mechanisms", None, "Which to audit; all, unless given."
@@ -253,6 +254,32 @@ def attacked(name=None, shadow_models=0):
     return membership.attacked(train, shadow_models)
 
 
+def announcement(names, sizes, infers, shadow_models):
+    """What would be audited, and how much of it.
+
+    Args:
+        names: sequence of strings, some of `NAMES`.
+        sizes: `Sizes`.
+        infers: bool, whether membership is inferred.
+        shadow_models: int.
+    """
+    lines = {
+        "mechanisms": ", ".join(names),
+        "each": f"{sizes.steps:,} steps whose noise is looked at, "
+        f"{sizes.cases:,} pairs of neighbouring batches in each of two "
+        f"precisions, {sizes.runs:,} runs of one step, {sizes.canaries:,} "
+        "canaries in one run",
+        "claimed": f"ε = {_STEP_EPSILON:g} at δ = {_DELTA:g}, of a step",
+    }
+    if infers:
+        trained = (len(names) + 1) * (1 + shadow_models)
+        lines["membership"] = (
+            f"{trained} models on digits, the private ones with ε = "
+            f"{_RUN_EPSILON:g}, and one in {len(names) + 1} not private"
+        )
+    return "\n".join(f"{name:<10} {text}" for name, text in lines.items())
+
+
 def write(results, plain, folder, command):
     """Writes what was found as JSON, as a table and as a figure.
 
@@ -377,6 +404,9 @@ def main():
         )
     sizes = LONG if _LONG.value else SHORT
     shadow_models = _SHADOW_MODELS.value
+    if DRY_RUN.value:
+        print(announcement(names, sizes, _MEMBERSHIP.value, shadow_models))
+        return 0
     with _processes(_PROCESSES.value) as pool:
         tasks = [
             pool.submit(audited, name, sizes, _MEMBERSHIP.value, shadow_models)

@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import pathlib
 import re
 import warnings
 
@@ -59,7 +60,7 @@ def run(main):
 def _read(argv):
     """Parses flags, and loads the config."""
     try:
-        rest = flags.FLAGS(argv)
+        rest = flags.FLAGS(with_own_configs(argv))
         for holder in (CONFIG, program.WORKDIR):
             if holder.value is None:
                 raise ValueError(
@@ -74,6 +75,28 @@ def _read(argv):
             f"Expected the file of a config, got none: {reason}."
         ) from error
     return rest
+
+
+def with_own_configs(argv):
+    """Finds the configs of the package where the working directory has none.
+
+    Args:
+        argv: list of strings, a command line.
+
+    Returns:
+        List of strings: the same, but `--config=configs/NAME.py` names the
+        file that was installed, unless there is one at this path.
+    """
+    given = re.compile(r"(--?config=)?(configs/[\w.-]+\.py)")
+    result = []
+    for text in argv:
+        match = given.fullmatch(text)
+        if match and not os.path.exists(match[2]):
+            own = pathlib.Path(__file__).parents[1] / match[2]
+            if own.is_file():
+                text = f"{match[1] or ''}{own}"
+        result.append(text)
+    return result
 
 
 def unknown_field(error):

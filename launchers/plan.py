@@ -7,7 +7,7 @@ It predicts, for each method, rank and clip, the signal-to-noise ratio of a
 step, and how well the mean of what the run releases is aligned with the
 gradient; measures time and memory of a step; recommends a method with its
 settings, and says why. `report.html`, `plan.json`, `table.md` and `plan.png`
-are written to the workdir.
+are written to the workdir. `--dry_run` says what would be compared.
 
 It reads no private data: of the private examples only their number counts.
 Gradients are those of labelled public examples: of `public_examples` of the
@@ -25,7 +25,7 @@ from absl import flags, logging
 from matplotlib import ticker
 
 from launchers import config_flag, figures, program, report_page, whole_file
-from launchers.program import WORKDIR
+from launchers.program import DRY_RUN, WORKDIR
 
 _LABELLED = flags.DEFINE_enum(
     "labelled", "public", ["public", "test"], "Examples that are looked at."
@@ -63,15 +63,15 @@ _COLOURS = {
 def main():
     """Plans as the flags say."""
     config = config_flag.begin()
-    found = _planned(config)
+    compared = _compared()
+    if DRY_RUN.value:
+        return print(announcement(config, compared))
+    found = _planned(config, compared)
     write(found, config, pathlib.Path(WORKDIR.value), program.command("plan"))
 
 
-def _planned(config):
-    from launchers import planning
-
-    # One line for each mechanism that is tried would be said.
-    logging.get_absl_logger().setLevel("WARNING")
+def _compared():
+    """What the flags say is to be compared."""
     given = {}
     if _METHODS.value is not None:
         given["methods"] = _METHODS.value
@@ -79,16 +79,45 @@ def _planned(config):
         given["clips"] = _numbers("clips", _CLIPS.value, float)
     if _BEST_BATCH_SIZE.value:
         given["batch_size"] = None
-    return planning.plan_of(
-        config,
-        _LABELLED.value,
-        _MOST.value,
-        ranks=_numbers("subspace_ranks", _RANKS.value, int),
-        carrier_ranks=_numbers("carrier_ranks", _CARRIER_RANKS.value, int),
-        simulated_steps=_SIMULATED_STEPS.value,
-        measure_cost=_COST.value,
-        **given,
-    )
+    return given | {
+        "ranks": _numbers("subspace_ranks", _RANKS.value, int),
+        "carrier_ranks": _numbers("carrier_ranks", _CARRIER_RANKS.value, int),
+        "simulated_steps": _SIMULATED_STEPS.value,
+        "measure_cost": _COST.value,
+    }
+
+
+def announcement(config, compared):
+    """What would be planned from what.
+
+    Args:
+        config: `ml_collections.ConfigDict`.
+        compared: dict, arguments for `tf_dpsub.analysis.plan`.
+    """
+    batch_size = compared.get("batch_size", config.batch_size)
+    lines = {
+        "examples": f"{_MOST.value:,} at most, of the "
+        + {"public": "public ones", "test": "test split"}[_LABELLED.value],
+        "methods": ", ".join(compared.get("methods", _COLOURS)),
+        "ranks": f"{_listed(compared['ranks'])} of subspaces, "
+        f"{_listed(compared['carrier_ranks'])} of carriers",
+        "clips": _listed(compared.get("clips", ["relative to gradients"])),
+        "batches": f"of {batch_size:,}" if batch_size else "of the best size",
+        "simulated": f"{compared['simulated_steps']:,} steps at most",
+    }
+    return "\n".join(f"{name:<10} {text}" for name, text in lines.items())
+
+
+def _listed(values):
+    return ", ".join(map(str, values))
+
+
+def _planned(config, compared):
+    from launchers import planning
+
+    # One line for each mechanism that is tried would be said.
+    logging.get_absl_logger().setLevel("WARNING")
+    return planning.plan_of(config, _LABELLED.value, _MOST.value, **compared)
 
 
 def _numbers(name, texts, kind):

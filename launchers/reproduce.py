@@ -7,7 +7,8 @@
 The folder WORKDIR/EXPERIMENT receives `report.html`, `table.md`,
 `results.json`, figures, and one folder for each trial. The same command goes on
 where it was stopped: finished trials are kept, unfinished ones are resumed.
-`--fraction=0.1` runs a tenth of the epochs.
+`--fraction=0.1` runs a tenth of the epochs. `--dry_run` names the trials; of
+one alone, it says σ, ε, the number of steps, their time and their memory.
 """
 
 import difflib
@@ -81,7 +82,7 @@ def main():
     )
     trials = selected(experiment.name, experiment.trials, _ONLY.value)
     if DRY_RUN.value:
-        print("\n".join(trial.name for trial in trials))
+        announce(trials, WORKDIR.value)
         return 0
     _check_flags()
     return reproduce(
@@ -191,6 +192,23 @@ def selected(experiment, trials, only=None):
             f"{close[0]!r}; --dry_run shows all."
         )
     return found
+
+
+def announce(trials, workdir):
+    """Names trials; what one will be and will cost is said of it alone.
+
+    Args:
+        trials: list of `trials.Trial`.
+        workdir: string or path-like, or None if there is none yet.
+    """
+    if len(trials) > 1:
+        print("\n".join(trial.name for trial in trials))
+        return
+    from launchers import experiment
+
+    (trial,) = trials
+    print(trial.name)
+    experiment.announce(trial.config, pathlib.Path(workdir or "") / trial.name)
 
 
 def reproduce(experiment, trials, workdir, *, jobs, command):

@@ -7,7 +7,8 @@ It trains as the config says and keeps the mean clipped gradients of steps;
 finds their largest singular values and how these decay; trains again, from the
 same start, with gradients that are projected on the first directions; and
 writes `report.html`, `table.md` and figures. All of it goes on where it was
-interrupted. `--gradients=FOLDER` takes gradients that were kept before.
+interrupted. `--gradients=FOLDER` takes gradients that were kept before;
+`--dry_run` says what would be done, and what the first run will cost.
 
 It is an analysis, after Li et al. 2022: gradients and directions come from
 private data without noise, no epsilon covers them, and nothing in the workdir
@@ -26,7 +27,7 @@ from absl import flags
 from matplotlib import colormaps, ticker
 
 from launchers import config_flag, figures, program, report_page
-from launchers.program import WORKDIR
+from launchers.program import DRY_RUN, WORKDIR
 from tf_dpsub import analysis
 
 _GRADIENTS = flags.DEFINE_string(
@@ -106,8 +107,30 @@ class Study:
         outcomes = self._train_again(recorded)
         self._write(found, store, recorded, outcomes, command)
 
+    def announce(self):
+        """Says what `run` would do; measures a step, and trains nothing."""
+        from launchers import experiment
+
+        experiment.announce(
+            self._recording(), self.folder / "record", resume=True
+        )
+        kept = self.gradients or (
+            f"one in {self.every} steps is kept, in "
+            f"{self.max_bytes / 1e9:g} GB at most"
+        )
+        print(f"{'gradients':<10} {kept}; k = {self.k}")
+        ranks = ", ".join(map(str, self.ranks))
+        print(
+            f"{'again':<10} {(len(self.ranks) + 1) * self.repeats} more runs "
+            f"of this kind: in {ranks} and in all directions, {self.repeats} "
+            "each"
+        )
+
     def _record(self):
         """Trains as the config says, and keeps gradients unless there are."""
+        return _train(self._recording(), self.folder / "record")
+
+    def _recording(self):
         config = copy.deepcopy(self.config)
         if self.gradients is None:
             config.recorders = (*config.recorders, "private_gradients")
@@ -116,7 +139,7 @@ class Study:
                 "dtype": "float16",
                 "max_bytes": self.max_bytes,
             }
-        return _train(config, self.folder / "record")
+        return config
 
     def _decompose(self, store):
         """Singular values, with directions in `spectrum.npz`."""
@@ -382,6 +405,8 @@ def main():
         ranks=tuple(map(_rank, _RANKS.value)),
         repeats=_REPEATS.value,
     )
+    if DRY_RUN.value:
+        return study.announce()
     try:
         study.run(program.command("spectrum"))
     except KeyboardInterrupt:

@@ -23,6 +23,7 @@ EXPERIMENTS = {
     "gep_random_basis": gep.random_basis,
     "gep_linear_probe": gep.linear_probe,
     "rgp_cifar10": rgp.cifar10,
+    "rgp_cifar10_wrn28_2": rgp.cifar10_small,
     "rgp_sst2": rgp.sst2,
     "rgp_sst2_tuned": rgp.sst2_tuned,
     "rgp_glue": rgp.glue,

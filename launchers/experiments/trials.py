@@ -75,8 +75,8 @@ class Experiment:
     def shortened(self, fraction):
         """The same experiment with a fraction of the epochs, at least one.
 
-        Where a method begins in some epoch, it begins after the same share of
-        the run.
+        Where a method begins in some epoch, or warms up for some steps, it does
+        so for the same share of the run.
 
         Args:
             fraction: float in (0, 1].
@@ -87,6 +87,11 @@ class Experiment:
             config.epochs = max(1, round(fraction * config.epochs))
             before = round(fraction * (config.start_epoch - 1))
             config.start_epoch = min(1 + before, config.epochs)
+            if "warmup_steps" in config.optimizer_kwargs:
+                steps = config.optimizer_kwargs["warmup_steps"]
+                config.optimizer_kwargs["warmup_steps"] = round(
+                    fraction * steps
+                )
             trials.append(dataclasses.replace(trial, config=config))
         return dataclasses.replace(
             self, trials=tuple(trials), fraction=fraction

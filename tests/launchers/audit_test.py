@@ -38,6 +38,20 @@ def test_a_failure_is_named_first(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+def test_dry_run_says_how_much_would_be_done(tmp_path):
+    workdir = tmp_path / "audit"
+    done = run_program(
+        "audit", "--dry_run", "--mechanisms=GEP,RGP", f"--workdir={workdir}"
+    )
+    assert done.returncode == 0, done.stderr
+    told = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
+    assert told["mechanisms"] == "GEP, RGP"
+    assert "1,000 steps" in told["each"] and "300 pairs" in told["each"]
+    assert told["membership"].startswith("3 models on digits")
+    assert not workdir.exists()
+
+
+@pytest.mark.slow
 def test_membership_shows_where_there_is_no_privacy():
     plain, private = audit.attacked(), audit.attacked("DP-SGD")
     for attack in ("loss_threshold", "classifier"):

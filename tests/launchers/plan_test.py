@@ -58,6 +58,26 @@ def test_reads_no_private_example(tmp_path):
     assert first == second
 
 
+@pytest.mark.slow
+def test_dry_run_says_what_would_be_compared(tmp_path):
+    workdir = tmp_path / "plan"
+    done = run_program(
+        "plan",
+        "--config=configs/digits_dpsgd.py",
+        "--methods=DP-SGD,RGP",
+        "--carrier_ranks=4",
+        "--best_batch_size",
+        f"--workdir={workdir}",
+        "--dry_run",
+    )
+    assert done.returncode == 0, done.stderr
+    told = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
+    assert told["methods"] == "DP-SGD, RGP"
+    assert told["ranks"].endswith("of subspaces, 4 of carriers")
+    assert told["batches"] == "of the best size"
+    assert not workdir.exists()
+
+
 def test_carriers_are_those_of_the_config():
     own = {"rank": 4, "exclude": ["logits"]}
     found = planning.plan_of(

@@ -73,6 +73,22 @@ class TestFlags:
         assert code == 0
         assert not workdir.exists()
 
+    def test_dry_run_of_one_trial_says_what_it_costs(self, capsys, tmp_path):
+        out, _, code = run_main(
+            capsys,
+            experiment="digits_methods",
+            only="^epsilon2_rate0.5_dp_seed0$",
+            dry_run=True,
+            workdir=str(tmp_path / "out"),
+        )
+        name, *lines = out.splitlines()
+        told = dict(line.split(maxsplit=1) for line in lines)
+        assert name == "epsilon2_rate0.5_dp_seed0"
+        assert told["privacy"].startswith("ε = 2 at δ = 1e-05 (RDP) after 30")
+        assert {"mechanism", "time", "memory"} <= set(told)
+        assert code == 0
+        assert not (tmp_path / "out").exists()
+
     @pytest.mark.parametrize(
         "values, message",
         [

@@ -108,6 +108,19 @@ class TestStudy:
             own.run("the command")
 
 
+def test_announces_all_runs_and_begins_none(tmp_path, capsys):
+    folder = tmp_path / "study"
+    study(folder, repeats=5).announce()
+    lines = capsys.readouterr().out.splitlines()
+    told = dict(line.split(maxsplit=1) for line in lines)
+    assert "noise multiplier" in told["mechanism"]
+    assert (
+        told["gradients"] == "one in 1 steps is kept, in 20 GB at most; k = 6"
+    )
+    assert told["again"].startswith("15 more runs of this kind: in 2, 6 and in")
+    assert not folder.exists()
+
+
 def test_a_basis_of_another_model(tmp_path, capsys):
     """Found before anything is trained with it."""
     file = tmp_path / "spectrum.npz"

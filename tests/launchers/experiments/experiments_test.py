@@ -106,6 +106,10 @@ class TestEveryExperiment:
             before = (whole.config.start_epoch - 1) / whole.config.epochs
             shortened = (part.config.start_epoch - 1) / part.config.epochs
             assert abs(before - shortened) <= 0.5 / part.config.epochs
+            warmup = whole.config.optimizer_kwargs.get("warmup_steps", 0)
+            assert round(0.1 * warmup) == part.config.optimizer_kwargs.get(
+                "warmup_steps", 0
+            )
         # The experiment itself is as it was.
         assert experiment.fraction == 1
 
@@ -179,6 +183,18 @@ def test_gep_mnist_refreshes_at_every_step_at_epsilon_2_alone(inputs):
             every = trial.config.subspace_kwargs.get("update_every", 1)
             expected = 1 if trial.config.epsilon == 2 else 10
             assert every == expected == trial.labels["refreshed every"]
+
+
+def test_cifar10_with_the_number_of_parameters_of_the_rgp_paper(inputs):
+    """WRN-28-2; all else is as with WRN-28-4, which the paper names."""
+    large = by_name("rgp_cifar10", inputs)
+    small = by_name("rgp_cifar10_wrn28_2", inputs)
+    assert small.keys() == large.keys()
+    for name, trial in small.items():
+        own, other = trial.config.to_dict(), large[name].config.to_dict()
+        assert own.pop("model") == "wrn28_2_gn"
+        assert other.pop("model") == "wrn28_4_gn"
+        assert own == other
 
 
 def test_glue_is_in_the_setting_of_the_rgp_paper(inputs):

@@ -1,0 +1,49 @@
+"""The programs of docs/examples run, and the one is the other, moved here."""
+
+import ast
+import difflib
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+FOLDER = pathlib.Path(__file__).parents[1] / "docs" / "examples"
+
+
+def code(name):
+    """The lines of a program after its docstring."""
+    text = (FOLDER / name).read_text("utf-8")
+    begin = ast.parse(text).body[0].end_lineno
+    return text.splitlines()[begin:]
+
+
+def test_moving_from_tensorflow_privacy_takes_few_lines():
+    changes = difflib.ndiff(
+        code("mnist_tensorflow_privacy.py"), code("mnist_tf_dpsub.py")
+    )
+    new = [line[2:] for line in changes if line.startswith("+ ")]
+    new = [line for line in new if line]
+    assert len(new) == 7
+    # The guide shows them, with values for flags.
+    guide = (FOLDER.parent / "migrating.md").read_text("utf-8")
+    (shown,) = re.findall(r"```diff\n(.*?)```", guide, re.DOTALL)
+    shown = [line[1:] for line in shown.splitlines() if line[0] == "+"]
+    for line, own in zip(new, shown, strict=True):
+        beginning = own.strip().partition("=")[0].partition("(learning")[0]
+        assert line.strip().startswith(beginning)
+
+
+@pytest.mark.slow
+def test_mnist_trains(data_dir):
+    done = subprocess.run(
+        [sys.executable, FOLDER / "mnist_tf_dpsub.py", "--epochs=1"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert float(re.search(r"val_accuracy: ([\d.]+)", done.stdout)[1]) > 0.6
+    # 240 steps of batches of 250 of 60,000, at σ = 1.1.
+    assert "1e-05" in done.stdout
