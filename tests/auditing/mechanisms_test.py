@@ -101,6 +101,17 @@ def test_an_attack_on_little_noise_proves_much():
     assert 0.8 < found.value < 4.4
 
 
+@pytest.mark.parametrize("carriers", ["history", "random"])
+def test_an_attack_knows_carriers_that_are_new_at_each_step(carriers):
+    def make(inner, weights):
+        changes = {"noise_multiplier": 1.0, "carriers": carriers}
+        return dpsgd(inner, weights, optimizers.RGP, **changes)
+
+    (found,) = audit_of(make, "RGP").check_epsilon(runs=4000)
+    assert found.passed
+    assert 0.8 < found.value < 4.4
+
+
 # Twins that are broken.
 
 

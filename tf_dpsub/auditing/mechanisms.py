@@ -137,6 +137,7 @@ class MechanismAudit:
         self._sizes = [math.prod(shape) for shape in shapes]
         self._claims = claims(self.optimizer, len(shapes))
         self._many = tf.function(self._traced_steps, autograph=False)
+        self._scores = tf.function(self._traced_scores, autograph=False)
         self._sums = tf.function(self._traced_sums, autograph=False)
         self._ascent = tf.function(self._traced_ascent, autograph=False)
 
@@ -176,6 +177,29 @@ class MechanismAudit:
         return released.numpy().astype(float) / self._stddevs(), (
             gradients.numpy().astype(float)
         )
+
+    def scores(self, batch: tuple, steps: int, rows: int | None = None):
+        """How far steps go along what the last example of a batch moves.
+
+        Each along its own direction: carriers and bases, which may be new at a
+        step, are known to an attacker.
+
+        Args:
+            batch: tuple of inputs and targets.
+            steps: int.
+            rows: int, only so many rows are real. Defaults to `None`, all.
+
+        Returns:
+            Float arrays `[steps]`, in claimed standard deviations of the noise:
+            of what is released, and of what the last example adds to it.
+        """
+        with_it, without = (
+            self._batch(batch, r) for r in (None, self.batch_size - 1)
+        )
+        found = self._scores(
+            self._batch(batch, rows), with_it, without, tf.constant(steps)
+        )
+        return [values.numpy()[:, 0].astype(float) for values in found]
 
     def sums(self, batch, rows=None) -> list:
         """What would be released of a batch without noise.
@@ -229,23 +253,41 @@ class MechanismAudit:
         return ascent
 
     def _traced_steps(self, data, steps):
-        numbers = sum(self._sizes)
+        def step():
+            self.optimizer.prepare(self._model)
+            noisy = self._noisy_sums(data)
+            moved = [s - w for s, w in zip(self._start, self._weights)]
+            return _flat(noisy), _flat(moved)
+
         weights = sum(math.prod(w.shape) for w in self._weights)
+        return self._repeated(step, [sum(self._sizes), weights], steps)
+
+    def _traced_scores(self, data, with_it, without, steps):
+        stddevs = tf.constant(self._stddevs(), tf.float32)
+
+        def step():
+            self.optimizer.prepare(self._model)
+            sums = (self._traced_sums(d) for d in (with_it, without))
+            shift = _flat([a - b for a, b in zip(*sums)]) / stddevs
+            size = tf.norm(shift)
+            score = tf.reduce_sum(
+                _flat(self._noisy_sums(data)) / stddevs * shift
+            )
+            return [tf.math.divide_no_nan(score, size)], [size]
+
+        return self._repeated(step, [1, 1], steps)
+
+    def _repeated(self, step, sizes, steps):
+        """Stacks what so many steps return, each from the start."""
         written = [
             tf.TensorArray(tf.float32, steps, element_shape=[size])
-            for size in (numbers, weights)
+            for size in sizes
         ]
 
-        def body(k, released, gradients):
+        def body(k, *arrays):
             for w, start in zip(self._weights, self._start):
                 w.assign(start)
-            noisy = self._step(data)
-            moved = [s - w for s, w in zip(self._start, self._weights)]
-            return (
-                k + 1,
-                released.write(k, _flat(noisy)),
-                gradients.write(k, _flat(moved)),
-            )
+            return k + 1, *(a.write(k, s) for a, s in zip(arrays, step()))
 
         _, *written = tf.while_loop(
             lambda k, *_: k < steps,
@@ -257,8 +299,8 @@ class MechanismAudit:
             w.assign(start)
         return [array.stack() for array in written]
 
-    def _step(self, data):
-        """One step, and the noisy sums that it made gradients of."""
+    def _noisy_sums(self, data):
+        """Ends a step, and returns the noisy sums that it made gradients of."""
         optimizer, seen = self.optimizer, []
         privatize = optimizer.privatize
 
@@ -268,7 +310,6 @@ class MechanismAudit:
 
         object.__setattr__(optimizer, "privatize", recorded)
         try:
-            optimizer.prepare(self._model)
             optimizer.release(self._model.training_step(data))
         finally:
             object.__delattr__(optimizer, "privatize")
@@ -439,8 +480,6 @@ class MechanismAudit:
             List of one `Finding`.
         """
         batch = self.canary()
-        direction = self._shift(batch)
-        shift = np.linalg.norm(direction)
         claimed = tf_dpsub.accounting.epsilon(
             noise_multiplier=self.optimizer.effective_noise_multiplier,
             sampling_rate=1.0,
@@ -448,12 +487,12 @@ class MechanismAudit:
             delta=delta,
             accountant="pld",
         )
-        bound = 0.0
+        (inside, shifts), (outside, _) = (
+            self.scores(batch, runs, rows)
+            for rows in (None, self.batch_size - 1)
+        )
+        bound, shift = 0.0, float(np.mean(shifts))
         if shift > 0:
-            inside, outside = (
-                self.released(batch, runs, rows)[0] @ (direction / shift)
-                for rows in (None, self.batch_size - 1)
-            )
             threshold = _best_threshold(shift, runs, delta, confidence)
             bound = epsilon_of_rates(
                 int(np.sum(inside >= threshold)),
