@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+from tf_dpsub import accounting
+
 FOLDER = pathlib.Path(__file__).parents[1] / "docs" / "examples"
 
 
@@ -45,5 +47,8 @@ def test_mnist_trains(data_dir):
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert float(re.search(r"val_accuracy: ([\d.]+)", done.stdout)[1]) > 0.6
-    # 240 steps of batches of 250 of 60,000, at σ = 1.1.
-    assert "1e-05" in done.stdout
+    epsilon = accounting.epsilon(
+        noise_multiplier=1.1, sampling_rate=250 / 60_000, steps=240, delta=1e-5
+    )
+    stated = re.search(r"with Poisson sampling +([\d.]+)", done.stdout)[1]
+    assert epsilon <= float(stated) < epsilon + 1e-3
