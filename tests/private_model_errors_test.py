@@ -201,9 +201,18 @@ class TestOptimizer:
 
     def test_not_compiled(self):
         model = tf_dpsub.make_private(linear())
+        model.model.compile(dpsgd(), loss())
         for train in (model.fit, model.train_on_batch):
-            with pytest.raises(ValueError, match="call `compile"):
+            with pytest.raises(
+                ValueError, match="`compile` of the private.*not taken over"
+            ):
                 train(X, Y)
+
+    def test_loop_of_ones_own(self):
+        model = private(linear(), dpsgd())
+        pairs = [(tf.zeros_like(w), w) for w in model.trainable_variables]
+        with pytest.raises(RuntimeError, match="train by `model.fit`"):
+            model.optimizer.apply_gradients(pairs)
 
 
 class TestData:
@@ -280,6 +289,28 @@ class TestData:
         )
         with pytest.raises(ValueError, match="shape is known.*ensure_shape"):
             model.fit(dataset)
+
+    def test_single_examples(self):
+        model = private(linear(), dpsgd())
+        dataset = tf.data.Dataset.from_tensor_slices((X, Y))
+        with pytest.raises(ValueError, match=r"of batches.*batch\(size\)"):
+            model.fit(dataset)
+
+    @pytest.mark.parametrize("size, told", [(4, False), (5, True)])
+    def test_batches_of_a_dataset_are_dear(self, size, told, caplog):
+        model = private(linear(), dpsgd(batch_size=4))
+        batches = tf.data.Dataset.from_tensor_slices((X, Y)).batch(
+            size, drop_remainder=True
+        )
+        model.fit(batches, verbose=0)
+        (record,) = [r for r in caplog.records if "without amplif" in r.msg]
+        assert record.levelname == "WARNING"
+        text = "batches have 5 examples, and sums are divided by batch_size=4"
+        assert (text in record.getMessage()) == told
+
+    def test_arrays_are_not(self, caplog):
+        private(linear(), dpsgd()).fit(X, Y, verbose=0)
+        assert "without amplification" not in caplog.text
 
     def test_batches_that_are_neither_arrays_nor_a_dataset(self):
         model = private(linear(), dpsgd())

@@ -150,6 +150,29 @@ class TestWeights:
         assert model.ledger.steps == int(model.optimizer.iterations) > 0
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("names", ["keras, tf_dpsub", "tf_dpsub, keras"])
+def test_loads_in_a_process_that_has_imported_us(names, tmp_path):
+    model = trained()
+    model.save(tmp_path / "private.keras")
+    program = f"""
+import {names}
+tf_dpsub.make_private
+model = keras.models.load_model("private.keras")
+print(model.ledger.steps)
+"""
+    if names.startswith("keras"):
+        program = program.replace("tf_dpsub.make_private\n", "")
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert int(done.stdout) == model.ledger.steps > 0
+
+
 class TestPlainModel:
     def test_file_does_not_mention_us(self, tmp_path):
         model = trained()

@@ -1,9 +1,11 @@
 """Differentially private training of Keras models in low dimensions.
 
 Modules are loaded when they are first used: accounting needs no TensorFlow.
+Where Keras is loaded already, so is what saved models need.
 """
 
 import importlib
+import sys
 
 __version__ = "0.1.0"
 
@@ -30,8 +32,18 @@ def __getattr__(name):
     if name in _NAMES:
         module = importlib.import_module("tf_dpsub.private_model")
         return getattr(module, name)
-    raise AttributeError(f"module 'tf_dpsub' has no attribute {name!r}")
+    raise AttributeError(
+        f"module 'tf_dpsub' has no attribute {name!r}",
+        name=name,
+        obj=sys.modules[__name__],
+    )
 
 
 def __dir__():
     return sorted([*globals(), *__all__])
+
+
+if "keras" in sys.modules:
+    # It finds what a saved model is made of by the names that these register.
+    for _name in ("layers", "optimizers", "private_model"):
+        importlib.import_module(f"tf_dpsub.{_name}")

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import keras
 import numpy as np
 import tensorflow as tf
+from absl import logging
 from keras import tree
 from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
 
@@ -300,6 +301,14 @@ class PrivateModel(keras.Model):
         self.compile(**keras.saving.deserialize_keras_object(config))
         self.optimizer.build_for(self)
 
+    def _assert_compile_called(self, method_name=None):
+        if not self.compiled:
+            raise ValueError(
+                "Expected a compiled model, got one that is not. Call "
+                "`compile` of the private model, with a private optimizer: what "
+                "the plain model was compiled with is not taken over."
+            )
+
     # Training.
 
     @_advises_on_memory
@@ -392,6 +401,8 @@ class PrivateModel(keras.Model):
             _check_epochs(poisson, x, steps_per_epoch)
         if poisson is None:
             dataset = self._dataset_of_batches(x)
+            if not each_example_once_per_epoch:
+                self._warn_of_batches(x)
             known_steps = steps_per_epoch or given_batches.cardinality(dataset)
         else:
             steps_per_epoch = steps_per_epoch or poisson.steps_per_epoch
@@ -445,6 +456,24 @@ class PrivateModel(keras.Model):
             ) from error
         finally:
             self._end_run()
+
+    def _warn_of_batches(self, dataset):
+        """Says what batches cost that were not drawn by `PoissonBatches`."""
+        sizes = {
+            spec.shape[0] for spec in tree.flatten(dataset.element_spec)
+        } - {None, self.optimizer.batch_size}
+        also = ""
+        if sizes:
+            also = (
+                f" Its batches have {min(sizes)} examples, and sums are "
+                f"divided by batch_size={self.optimizer.batch_size}."
+            )
+        logging.warning(
+            "Batches of a dataset are accounted for without amplification by "
+            "sampling: epsilon is much larger than with arrays, of which `fit` "
+            "draws Poisson batches.%s",
+            also,
+        )
 
     def _warn_of_backups(self, callbacks):
         backs_up = any(

@@ -67,6 +67,26 @@ class TestArguments:
         with pytest.raises(TypeError, match=name):
             optimizers.DPSGD("sgd", **others)
 
+    @pytest.mark.parametrize("name", ["noise_multiplier", "l2_norm_clip"])
+    def test_privacy_must_be_a_number(self, name):
+        with pytest.raises(ValueError, match=f"{name} to be a number.*None"):
+            dpsgd(**{name: None})
+
+    @pytest.mark.parametrize(
+        "name, told",
+        [
+            ("learning_rate", "give it to the inner optimizer"),
+            ("num_microbatches", "each example is clipped alone"),
+            ("microbatchsize", "Did you mean 'microbatch_size'?"),
+            ("xyz", "It has batch_size, .*, seed"),
+        ],
+    )
+    @pytest.mark.parametrize("kind", [optimizers.DPSGD, optimizers.RGP])
+    def test_unknown(self, kind, name, told):
+        expected = f"{kind.__name__} has no argument '{name}'.*{told}"
+        with pytest.raises(TypeError, match=expected):
+            kind("sgd", **ARGUMENTS, **{name: 1})
+
     def test_numbers_of_numpy(self):
         optimizer = dpsgd(
             noise_multiplier=np.float32(2),
@@ -97,6 +117,10 @@ class TestInnerOptimizer:
     def test_by_name(self):
         inner = dpsgd("adam").inner_optimizer
         assert type(inner) is keras.optimizers.Adam
+
+    def test_class(self):
+        with pytest.raises(ValueError, match=r"the class Adam. Call it: Adam"):
+            dpsgd(keras.optimizers.Adam)
 
     def test_private_one(self):
         with pytest.raises(

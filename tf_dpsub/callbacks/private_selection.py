@@ -4,8 +4,9 @@ import keras
 from keras.src.callbacks.monitor_callback import MonitorCallback
 
 _CURE = (
-    "Declare the validation data public with "
-    "`fit(..., validation_data_is_public=True)` and monitor a `val_` metric, "
+    "Pass public data, `fit(..., validation_data=..., "
+    "validation_data_is_public=True)` without validation_split, and monitor a "
+    "`val_` metric, "
     "or pass `allow_private_selection=True`: the statement then says that "
     "epsilon does not cover the selection."
 )

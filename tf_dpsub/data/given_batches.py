@@ -66,6 +66,11 @@ def element_spec(dataset):
 
 
 def microbatch_spec(spec, size):
+    if spec.shape.rank == 0:
+        raise ValueError(
+            "Expected a dataset of batches, got one of single examples. Batch "
+            "it: `dataset.batch(size)`."
+        )
     if spec.shape.rank is None or None in spec.shape[1:]:
         raise ValueError(
             "Expected batches whose shape is known but for the batch axis, got "

@@ -1,7 +1,10 @@
 """The base of all private optimizers."""
 
 import abc
+import difflib
+import inspect
 import math
+import numbers
 
 import keras
 import tensorflow as tf
@@ -59,7 +62,10 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         seed: int | None = None,
         secure_noise: bool = False,
         name: str | None = None,
+        **unknown,
     ):
+        if unknown:
+            raise TypeError(_unknown_argument(type(self), next(iter(unknown))))
         super().__init__(learning_rate=0.0, name=name)
         self.inner_optimizer = _checked_inner(optimizer)
         check_privacy(noise_multiplier, l2_norm_clip)
@@ -308,8 +314,9 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         raise RuntimeError(
             f"{type(self).__name__} was used outside of a private model: a "
             "plain model hands it gradients that are neither clipped nor "
-            "noisy. Nothing was trained. Wrap the model first: "
-            "`model = tf_dpsub.make_private(model)`."
+            "noisy. Nothing was trained. Wrap the model first, "
+            "`model = tf_dpsub.make_private(model)`, and train by `model.fit`; "
+            "a loop of your own around gradients cannot be private."
         )
 
     def get_config(self):
@@ -337,6 +344,11 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
 
 
 def _checked_inner(optimizer):
+    if isinstance(optimizer, type):
+        raise ValueError(
+            f"Expected an optimizer, got the class {optimizer.__name__}. Call "
+            f"it: {optimizer.__name__}()."
+        )
     optimizer = keras.optimizers.get(optimizer)
     if isinstance(optimizer, PrivateOptimizer):
         raise ValueError(
@@ -355,6 +367,26 @@ def _checked_inner(optimizer):
     return optimizer
 
 
+def _unknown_argument(kind, name):
+    """What is wrong with an argument that an optimizer does not have."""
+    wrong = f"{kind.__name__} has no argument {name!r}"
+    # Those of other libraries.
+    if name in ("learning_rate", "lr", "momentum", "weight_decay"):
+        return f"{wrong}: give it to the inner optimizer."
+    if name in ("num_microbatches", "gradient_accumulation_steps"):
+        return f"{wrong}: leave it out, each example is clipped alone."
+    known = {
+        parameter
+        for parent in kind.__mro__
+        if issubclass(parent, PrivateOptimizer)
+        for parameter in inspect.signature(parent.__init__).parameters
+    } - {"self", "unknown", "kwargs"}
+    close = difflib.get_close_matches(name, sorted(known), n=1)
+    if close:
+        return f"{wrong}. Did you mean {close[0]!r}?"
+    return f"{wrong}. It has {', '.join(sorted(known))}."
+
+
 def check_privacy(
     noise_multiplier: float, l2_norm_clip: float, prefix: str = ""
 ):
@@ -370,6 +402,9 @@ def check_privacy(
     """
     multiplier = f"{prefix}noise_multiplier"
     clip = f"{prefix}norm_clip" if prefix else "l2_norm_clip"
+    for name, value in ((multiplier, noise_multiplier), (clip, l2_norm_clip)):
+        if not isinstance(value, numbers.Real):
+            raise ValueError(f"Expected {name} to be a number, got {value!r}.")
     if not noise_multiplier >= 0 or math.isinf(noise_multiplier):
         raise ValueError(
             f"Expected finite {multiplier} >= 0, got {noise_multiplier}."
