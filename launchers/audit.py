@@ -15,6 +15,7 @@ would be done.
 
 import concurrent.futures
 import dataclasses
+import difflib
 import json
 import math
 import multiprocessing
@@ -31,6 +32,7 @@ from launchers import (
     native_logs,
     program,
     report_page,
+    run_directory,
     whole_file,
 )
 from launchers.program import DRY_RUN, WORKDIR
@@ -74,7 +76,7 @@ _ATTACKS = {
 NAMES = (
     "DP-SGD",
     "PDP-SGD",
-    "PDP-SGD, ambient",
+    "PDP-SGD (ambient)",
     "GEP",
     "B-GEP",
     "RGP",
@@ -138,7 +140,7 @@ def maker(name, epsilon, *, batch_size, sampling_rate=1.0, steps=1):
     kinds = {
         "DP-SGD": (optimizers.DPSGD, {}),
         "PDP-SGD": (optimizers.ProjectedDPSGD, {}),
-        "PDP-SGD, ambient": (optimizers.ProjectedDPSGD, {"noise": "ambient"}),
+        "PDP-SGD (ambient)": (optimizers.ProjectedDPSGD, {"noise": "ambient"}),
         "GEP": (optimizers.GEP, {}),
         "B-GEP": (optimizers.GEP, {"residual": False}),
         "RGP": (optimizers.RGP, {"warmup_steps": 5}),
@@ -308,6 +310,11 @@ def write(results, plain, folder, command):
 
 def markdown(results, plain, command):
     """The table, with what failed first."""
+    attacks = [
+        key
+        for key in _ATTACKS
+        if plain is not None and getattr(plain, key) is not None
+    ]
     lines = ["# Audit", "", "```sh", command, "```", ""]
     failed = [
         f"- **{r['mechanism']}**, {f['check']}: {f['detail']}"
@@ -323,9 +330,9 @@ def markdown(results, plain, command):
         "furthest from what is claimed. Movement: by which one example moves "
         "what is released, the most that was found, of what is claimed.",
         "",
-        "| mechanism | variance | movement | ε of one step ≥ | ε of one run ≥ "
-        f"| {' | '.join(_ATTACKS.values())} |",
-        "|---|---|---|---|---|" + "---|" * len(_ATTACKS),
+        "| mechanism | variance | movement | ε of one step ≥ | ε of one run ≥ |"
+        + "".join(f" {_ATTACKS[key]} |" for key in attacks),
+        "|---|---|---|---|---|" + "---|" * len(attacks),
     ]
     for result in results:
         value = {f["check"]: f["value"] for f in result["findings"]}
@@ -333,11 +340,12 @@ def markdown(results, plain, command):
         lines.append(
             f"| {result['mechanism']} | {value['variance']:.3f} | "
             f"{movement:.6f} | {value['epsilon']:.2f} | "
-            f"{value['one run']:.2f} | {_shares(result.get('membership'))} |"
+            f"{value['one run']:.2f} |"
+            + _shares(attacks, result.get("membership"))
         )
     if plain is not None:
-        shares = _shares(dataclasses.asdict(plain))
-        lines.append(f"| not private | | | | | {shares} |")
+        shares = _shares(attacks, dataclasses.asdict(plain))
+        lines.append(f"| not private | | | | |{shares}")
         lines += [
             "",
             "Membership: right answers about digits, half of them with random "
@@ -348,21 +356,17 @@ def markdown(results, plain, command):
     return "\n".join(lines) + "\n"
 
 
-def _shares(attacks):
-    """Cells of the table, one for each attack."""
-    cells = []
-    for key in _ATTACKS:
-        found = None if attacks is None else attacks[key]
-        if found is None:
-            cells.append("")
-            continue
-        low, high = found["interval"]
-        cells.append(
-            f"{100 * found['success']:.1f} % ({100 * low:.1f} to "
+def _shares(attacks, found):
+    """Cells of the table, one for each of some attacks."""
+    cells = ""
+    for key in attacks:
+        low, high = found[key]["interval"]
+        cells += (
+            f" {100 * found[key]['success']:.1f} % ({100 * low:.1f} to "
             f"{100 * high:.1f}), "
-            f"{100 * found['true_positive_rates'][0.01]:.1f} %"
+            f"{100 * found[key]['true_positive_rates'][0.01]:.1f} % |"
         )
-    return " | ".join(cells)
+    return cells
 
 
 def draw(results):
@@ -396,17 +400,21 @@ def main():
     """Audits what the flags say; returns the exit code."""
     names = _MECHANISMS.value or NAMES
     unknown = [name for name in names if name not in NAMES]
-    if WORKDIR.value is None or unknown:
-        wrong = f"mechanisms {', '.join(unknown)}" if unknown else "no workdir"
+    if unknown:
+        close = difflib.get_close_matches(unknown[0], NAMES, n=1)
+        hint = f" Did you mean {close[0]}?" if close else ""
         raise ValueError(
-            f"Expected --workdir, and --mechanisms among {', '.join(NAMES)}, "
-            f"got {wrong}."
+            f"Expected --mechanisms among {', '.join(NAMES)}, got "
+            f"{', '.join(unknown)}.{hint}"
         )
     sizes = LONG if _LONG.value else SHORT
     shadow_models = _SHADOW_MODELS.value
     if DRY_RUN.value:
         print(announcement(names, sizes, _MEMBERSHIP.value, shadow_models))
         return 0
+    if WORKDIR.value is None:
+        raise ValueError("Expected --workdir, got none.")
+    run_directory.require_own(WORKDIR.value, "audit.json")
     with _processes(_PROCESSES.value) as pool:
         tasks = [
             pool.submit(audited, name, sizes, _MEMBERSHIP.value, shadow_models)
@@ -437,6 +445,8 @@ def _processes(count):
 
 
 def _begin_quietly():
+    # oneDNN calls it an error that a processor has no float16.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     logging.get_absl_handler().setFormatter(None)
     logging.get_absl_logger().setLevel("WARNING")
     with native_logs.dropped():

@@ -15,6 +15,8 @@ import inspect
 import pathlib
 import sys
 
+import tf_dpsub
+
 COMMANDS = (
     "train",
     "account",
@@ -31,6 +33,9 @@ def run():
     name, *rest = sys.argv[1:] or ["--help"]
     if name in ("--help", "-h", "help"):
         print(overview())
+        return
+    if name == "--version":
+        print(f"tf-dpsub {tf_dpsub.__version__}")
         return
     if name not in COMMANDS:
         close = difflib.get_close_matches(name, COMMANDS, n=1)

@@ -4,9 +4,8 @@ import difflib
 import os
 import pathlib
 import re
-import warnings
 
-from absl import flags, logging
+from absl import flags
 from ml_collections import config_flags
 
 from launchers import native_logs, program, train_config
@@ -14,6 +13,7 @@ from launchers import native_logs, program, train_config
 CONFIG = config_flags.DEFINE_config_file(
     "config", None, "File of the config, such as configs/digits_dpsgd.py."
 )
+_CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
 
 
 def begin():
@@ -22,15 +22,9 @@ def begin():
     Returns:
         The `ml_collections.ConfigDict` of the flags.
     """
-    logging.get_absl_handler().setFormatter(None)
-    warnings.formatwarning = lambda text, *_: f"warning: {text}\n"
-    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
     config = CONFIG.value
     let_flags_decide(config, flags.FLAGS["config"].override_values)
-    with native_logs.dropped():
-        from launchers import experiment
-
-        experiment.devices()
+    native_logs.quietly_loaded()
     return config
 
 
@@ -77,7 +71,15 @@ def _read(argv):
         reason = str(error).rpartition("]")[2].strip()
         raise ValueError(
             f"Expected the file of a config, got none: {reason}."
+            f"{_close_config(reason)}"
         ) from error
+    except flags.UnrecognizedFlagError as error:
+        if error.flagname in train_config.default_config():
+            raise ValueError(
+                f"Expected a flag of the program, got --{error.flagname}, a "
+                f"field of the config: --config.{error.flagname}."
+            ) from error
+        raise
     return rest
 
 
@@ -96,11 +98,19 @@ def with_own_configs(argv):
     for text in argv:
         match = given.fullmatch(text)
         if match and not os.path.exists(match[2]):
-            own = pathlib.Path(__file__).parents[1] / match[2]
+            own = _CONFIGS.parent / match[2]
             if own.is_file():
                 text = f"{match[1] or ''}{own}"
         result.append(text)
     return result
+
+
+def _close_config(named):
+    """What configs of the package have a name like this."""
+    known = [path.stem for path in _CONFIGS.glob("*.py")]
+    stem = pathlib.Path(named.strip("'")).stem
+    close = difflib.get_close_matches(stem, known, n=1)
+    return f" Did you mean configs/{close[0]}.py?" if close else ""
 
 
 def unknown_field(error):

@@ -20,7 +20,14 @@ RED, PURPLE, SKY = "#d55e00", "#cc79a7", "#56b4e9"
 @contextlib.contextmanager
 def style():
     """The context in which figures are made and saved."""
-    with matplotlib.rc_context({"font.family": "DejaVu Sans", "font.size": 10}):
+    settings = {
+        "font.family": "DejaVu Sans",
+        "font.size": 10,
+        "text.color": INK,
+        "axes.labelcolor": INK,
+        "legend.labelcolor": INK,
+    }
+    with matplotlib.rc_context(settings):
         yield
 
 
@@ -66,6 +73,9 @@ def write(canvas, path):
     whole_file.write_text(path.with_suffix(".svg"), text)
 
 
+# Pixels of a page for each point, at which texts of 10 points are legible.
+_LEAST_SCALE = 0.8
+
 # What follows the page's colours; the colours of data do not.
 _FOLLOWS = {"#000000": "ink", INK: "ink", GREY: "grey", FAINT: "faint"}
 
@@ -95,7 +105,11 @@ def svg(canvas, name):
         text = text.replace(colour, f"var(--{variable}, {colour})")
     text = text.replace("'DejaVu Sans'", "'DejaVu Sans', Verdana, sans-serif")
     label = html.escape(description(canvas), quote=True)
-    return text.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
+    # On a small screen it scrolls sideways before its text is too small.
+    least = f"min-width: {_LEAST_SCALE * 72 * canvas.get_figwidth():.0f}px"
+    return text.replace(
+        "<svg", f'<svg role="img" aria-label="{label}" style="{least}"', 1
+    )
 
 
 def description(canvas):
@@ -104,7 +118,7 @@ def description(canvas):
     if canvas.get_suptitle():
         parts.append(canvas.get_suptitle())
     for axes in canvas.axes:
-        shown = [*_lines(axes), *_bars(axes)]
+        shown = [*_lines(axes), *_points(axes), *_bars(axes)]
         if not shown:
             continue
         title = axes.get_title(loc="left") or axes.get_title()
@@ -112,7 +126,7 @@ def description(canvas):
             filter(None, (axes.get_ylabel(), axes.get_xlabel()))
         )
         heading = ", ".join(filter(None, (title, names)))
-        parts.append(f"{heading}: {'; '.join(shown)}" if heading else shown[0])
+        parts.append(": ".join(filter(None, (heading, "; ".join(shown)))))
     return ". ".join(parts) + "."
 
 
@@ -123,14 +137,32 @@ def _lines(axes):
         named = not label.startswith("_")
         if not points or (not named and len(points) < 3):
             continue
-        (x0, y0), (x1, y1) = points[0], points[-1]
-        y0, y1 = (_number(axes.yaxis, y) for y in (y0, y1))
         text = f"{label} " if named else ""
-        if len(points) < 3 and y0 == y1:
-            yield f"{text}{y0}"
+        if line.get_transform() == axes.get_xaxis_transform():
+            # A line from the bottom to the top.
+            yield f"{text}{_number(axes.xaxis, points[0][0])}"
         else:
-            x0, x1 = (_number(axes.xaxis, x) for x in (x0, x1))
-            yield f"{text}from {y0} at {x0} to {y1} at {x1}"
+            yield text + _course(axes, points)
+
+
+def _points(axes):
+    """Points with error bars, of each series."""
+    for bars in axes.containers:
+        if isinstance(bars, container.ErrorbarContainer):
+            points = [*zip(*bars.lines[0].get_data())]
+            label = bars.get_label()
+            text = "" if label.startswith("_") else f"{label} "
+            yield text + _course(axes, points)
+
+
+def _course(axes, points):
+    """Where points begin and end; where a short line stays."""
+    (x0, y0), (x1, y1) = points[0], points[-1]
+    y0, y1 = (_number(axes.yaxis, y) for y in (y0, y1))
+    if len(points) < 3 and y0 == y1:
+        return y0
+    x0, x1 = (_number(axes.xaxis, x) for x in (x0, x1))
+    return f"from {y0} at {x0} to {y1} at {x1}"
 
 
 def _bars(axes):
@@ -154,6 +186,12 @@ def _is_number(value):
 
 
 def _number(axis, value):
-    if isinstance(axis.get_major_formatter(), ticker.PercentFormatter):
+    form = axis.get_major_formatter()
+    if isinstance(form, ticker.PercentFormatter):
         return f"{100 * value:.1f} %"
+    if isinstance(axis.get_major_locator(), ticker.FixedLocator):
+        # Points lie a little beside their tick.
+        for tick in axis.get_major_ticks():
+            if abs(value - tick.get_loc()) <= 0.1 * max(abs(value), 1):
+                return tick.label1.get_text()
     return f"{value:.3g}"

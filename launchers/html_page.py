@@ -49,7 +49,7 @@ th, td {
 }
 th { color: var(--grey); font-weight: 600; }
 figure { margin: 1rem 0; overflow-x: auto; }
-figure svg { display: block; width: 100%; min-width: 28rem; height: auto; }
+figure svg { display: block; width: 100%; height: auto; }
 details { margin-top: 0.75rem; }
 summary { cursor: pointer; }
 .panel > :first-child { margin-top: 0; }

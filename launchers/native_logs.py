@@ -4,8 +4,27 @@ import contextlib
 import os
 import sys
 import tempfile
+import warnings
+
+from absl import logging
 
 _LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+
+
+def quietly_loaded():
+    """Loads TensorFlow, and lets it say no more than what is wrong.
+
+    Returns:
+        The module `launchers.experiment`.
+    """
+    logging.get_absl_handler().setFormatter(None)
+    warnings.formatwarning = lambda text, *_: f"warning: {text}\n"
+    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+    with dropped():
+        from launchers import experiment
+
+        experiment.devices()
+    return experiment
 
 
 @contextlib.contextmanager
@@ -25,7 +44,7 @@ def dropped():
         os.dup2(file.fileno(), 2)
         try:
             yield
-        except BaseException:
+        except Exception:
             file.seek(0)
             os.write(stderr, file.read())
             raise

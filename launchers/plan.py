@@ -24,7 +24,14 @@ import pathlib
 from absl import flags, logging
 from matplotlib import ticker
 
-from launchers import config_flag, figures, program, report_page, whole_file
+from launchers import (
+    config_flag,
+    figures,
+    program,
+    report_page,
+    run_directory,
+    whole_file,
+)
 from launchers.program import DRY_RUN, WORKDIR
 
 _LABELLED = flags.DEFINE_enum(
@@ -63,6 +70,7 @@ _COLOURS = {
 def main():
     """Plans as the flags say."""
     config = config_flag.begin()
+    run_directory.require_own(WORKDIR.value, "plan.json")
     compared = _compared()
     if DRY_RUN.value:
         return print(announcement(config, compared))
@@ -115,9 +123,14 @@ def _listed(values):
 def _planned(config, compared):
     from launchers import planning
 
-    # One line for each mechanism that is tried would be said.
-    logging.get_absl_logger().setLevel("WARNING")
+    # What the planner looks at, and no line for each step that is traced.
+    logging.set_verbosity(logging.INFO)
+    logging.get_absl_handler().addFilter(_is_of_planner)
     return planning.plan_of(config, _LABELLED.value, _MOST.value, **compared)
+
+
+def _is_of_planner(record):
+    return record.levelname != "INFO" or record.module == "planner"
 
 
 def _numbers(name, texts, kind):

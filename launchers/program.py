@@ -67,6 +67,7 @@ def ended(main):
     try:
         return main() or 0
     except KeyboardInterrupt:
+        print("Interrupted.", file=sys.stderr)
         return INTERRUPTED
     except Exception as error:
         if DEBUG.value:

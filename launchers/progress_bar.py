@@ -36,20 +36,21 @@ class ProgressBar(keras.callbacks.Callback):
         self._live = sys.stdout.isatty()
 
     def on_train_begin(self, logs=None):
-        self._began = self._drawn = time.monotonic()
-        self._first = None
+        self._drawn = time.monotonic()
+        self._began = None
 
     def on_epoch_begin(self, epoch, logs=None):
-        if self._first is None:
-            self._first = epoch
         self._epoch = epoch
 
     def on_train_batch_end(self, batch, logs=None):
         now = time.monotonic()
+        done = self._epoch + (batch + 1) / self.params["steps"]
+        if self._began is None:
+            # Before the first step, it was traced.
+            self._began, self._first = now, done
         if self._live and now - self._drawn > _SECONDS_BETWEEN_DRAWINGS:
             self._drawn = now
-            share = (batch + 1) / self.params["steps"]
-            self._draw(self._epoch + share)
+            self._draw(done)
 
     def on_epoch_end(self, epoch, logs=None):
         shown = ", ".join(
@@ -82,6 +83,7 @@ class ProgressBar(keras.callbacks.Callback):
             text += f" of {self._budget:g}"
         left = self.params["epochs"] - done
         if done > self._first and left > 0:
-            seconds = (time.monotonic() - self._began) / (done - self._first)
+            timed = done - self._first
+            seconds = (time.monotonic() - self._began) / timed
             text += f"; {durations.text(left * seconds)} left"
         return text

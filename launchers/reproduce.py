@@ -22,6 +22,7 @@ from absl import flags
 from launchers import (
     experiments,
     figures,
+    native_logs,
     program,
     report_page,
     run_directory,
@@ -204,8 +205,7 @@ def announce(trials, workdir):
     if len(trials) > 1:
         print("\n".join(trial.name for trial in trials))
         return
-    from launchers import experiment
-
+    experiment = native_logs.quietly_loaded()
     (trial,) = trials
     print(trial.name)
     experiment.announce(trial.config, pathlib.Path(workdir or "") / trial.name)

@@ -8,6 +8,26 @@ import pathlib
 from launchers import train_config
 
 
+def require_own(path, name):
+    """Refuses a directory that holds files of another program.
+
+    Args:
+        path: string or path-like, a workdir.
+        name: string, a file or folder that the program itself leaves there.
+
+    Raises:
+        ValueError: if it does, or is a file.
+    """
+    path = pathlib.Path(path)
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"Expected a folder as workdir, got the file {path}.")
+    if path.is_dir() and any(path.iterdir()) and not (path / name).exists():
+        raise ValueError(
+            f"Expected a new or empty workdir, got {path}, which holds other "
+            "files. Name another one."
+        )
+
+
 class RunDirectory:
     """Where a run keeps its files, which belong to it alone.
 

@@ -26,7 +26,13 @@ import numpy as np
 from absl import flags
 from matplotlib import colormaps, ticker
 
-from launchers import config_flag, figures, program, report_page
+from launchers import (
+    config_flag,
+    figures,
+    program,
+    report_page,
+    run_directory,
+)
 from launchers.program import DRY_RUN, WORKDIR
 from tf_dpsub import analysis
 
@@ -51,7 +57,7 @@ _REPEATS = flags.DEFINE_integer(
 )
 # Of the spectra that are compared.
 _WINDOWS = 3
-_ITERATIONS_SHOWN = (1, 2, 4, 10)
+_ITERATIONS_SHOWN = (1, 2, 4)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -97,6 +103,13 @@ class Study:
             # Before anything is trained.
             analysis.GradientStore(self.gradients)
 
+    @property
+    def _iterations_shown(self):
+        return [
+            *(n for n in _ITERATIONS_SHOWN if n < self.iterations),
+            self.iterations,
+        ]
+
     def run(self, command):
         """Does what is left, and writes table and figures."""
         recorded = self._record()
@@ -106,6 +119,26 @@ class Study:
         found = self._decompose(store)
         outcomes = self._train_again(recorded)
         self._write(found, store, recorded, outcomes, command)
+
+    def check(self):
+        """Checks what would be found out after the first run alone.
+
+        Raises:
+            ValueError: if that run has fewer gradients than `k`.
+        """
+        from launchers import config_objects
+
+        if self.gradients is None:
+            examples = len(config_objects.dataset(self.config).y_train)
+            steps = math.ceil(examples / self.config.batch_size)
+            count = -(-self.config.epochs * steps // self.every)
+        else:
+            count = analysis.GradientStore(self.gradients).shape[0]
+        if self.k > count:
+            raise ValueError(
+                f"Expected --k <= {count}, the number of gradients that are "
+                f"kept, got {self.k}. Give --k={count} or less."
+            )
 
     def announce(self):
         """Says what `run` would do; measures a step, and trains nothing."""
@@ -170,7 +203,7 @@ class Study:
                 analysis.top_singular_values(
                     stack, self.k, iterations=n
                 ).singular_values
-                for n in _ITERATIONS_SHOWN
+                for n in self._iterations_shown
             ],
         }
         incomplete = self.folder / f"spectrum.{os.getpid()}.npz"
@@ -223,7 +256,7 @@ class Study:
         with figures.style():
             for name, canvas in (
                 ("spectrum", _spectrum(found, fit)),
-                ("spectra", _spectra(found)),
+                ("spectra", _spectra(found, self._iterations_shown)),
                 ("accuracy", _accuracy(outcomes)),
             ):
                 figures.write(canvas, self.folder / f"{name}.png")
@@ -327,7 +360,7 @@ def _tidy(axes):
             axis.set_minor_formatter(ticker.NullFormatter())
 
 
-def _spectra(found):
+def _spectra(found, iterations):
     """Spectra of parts of the run, and after fewer iterations."""
     canvas = figures.new(9, 4, "Singular values of mean clipped gradients")
     grid = canvas.subplots(1, 2, sharey=True)
@@ -338,7 +371,7 @@ def _spectra(found):
             grid[1],
             "by number of iterations",
             found["by_iterations"],
-            _ITERATIONS_SHOWN,
+            iterations,
         ),
     ):
         shades = colormaps["viridis"](np.linspace(0.85, 0.1, len(spectra)))
@@ -405,6 +438,8 @@ def main():
         ranks=tuple(map(_rank, _RANKS.value)),
         repeats=_REPEATS.value,
     )
+    run_directory.require_own(study.folder, "record")
+    study.check()
     if DRY_RUN.value:
         return study.announce()
     try:

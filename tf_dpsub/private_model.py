@@ -305,8 +305,8 @@ class PrivateModel(keras.Model):
         if not self.compiled:
             raise ValueError(
                 "Expected a compiled model, got one that is not. Call "
-                "`compile` of the private model, with a private optimizer: what "
-                "the plain model was compiled with is not taken over."
+                "`compile` of the private model, with a private optimizer: "
+                "what the plain model was compiled with is not taken over."
             )
 
     # Training.

@@ -510,6 +510,9 @@ def _epsilon_axis(axes, rows):
         if value > 1.08 * before
     ]
     axes.set_xticks(ticks, [f"{value:.2g}" for value in ticks])
+    # One ε alone is not drawn out over the whole axis.
+    low, high = axes.get_xlim()
+    axes.set_xlim(min(low, reached[0] / 1.5), max(high, 1.5 * reached[-1]))
     axes.xaxis.set_minor_locator(ticker.NullLocator())
     delta = rows[0].outcomes[0].trial.config.delta
     axes.set_xlabel(f"ε (RDP) at δ = {delta:g}")

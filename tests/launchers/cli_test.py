@@ -50,6 +50,11 @@ def test_runs_the_program():
     assert "with Poisson sampling" in out
 
 
+def test_version():
+    out, _ = tf_dpsub("--version")
+    assert re.fullmatch(r"tf-dpsub \d+\.\d+\.\d+\n", out)
+
+
 def test_unknown_command():
     out, err = tf_dpsub("acount", "--delta=1", code=program.REFUSED)
     assert out == ""

@@ -34,6 +34,34 @@ def test_description(canvas):
     )
 
 
+def test_description_of_points_and_of_named_places():
+    canvas = figures.new(6, 3, "Points")
+    axes = canvas.subplots()
+    axes.errorbar([0.03, 0.97], [0.5, 0.75], yerr=[0.1, 0.1], label="GEP")
+    axes.plot([0, 1], [1, 2], label="line")
+    axes.axvline(0.5, label="claimed")
+    axes.set_xticks([0, 1], ["few", "many"])
+    assert figures.description(canvas) == (
+        "Points. line from 1 at few to 2 at many; claimed 0.5; GEP from 0.5 at "
+        "few to 0.75 at many."
+    )
+
+
+def test_svg_texts_have_the_ink_of_the_page():
+    """Legends included, which have no colour of their own."""
+    with figures.style():
+        canvas = figures.new(6, 3, "Title")
+        axes = canvas.subplots()
+        axes.plot([1, 2], label="line")
+        axes.legend()
+        canvas.legend(loc="outside right upper")
+        figures.tidy(axes)
+        text = figures.svg(canvas, "some")
+    texts = re.findall(r"<text [^>]*>", text)
+    assert len(texts) > 4
+    assert all("fill: var(--" in element for element in texts)
+
+
 def test_svg_takes_the_colours_of_the_page(canvas):
     text = figures.svg(canvas, "some")
     assert figures.BLUE in text

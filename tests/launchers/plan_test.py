@@ -59,6 +59,17 @@ def test_reads_no_private_example(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["plan", "spectrum"])
+def test_the_workdir_of_another_program_stays(name, tmp_path):
+    (tmp_path / "result.json").write_text("{}")
+    flags = ["--config=configs/digits_dpsgd.py", f"--workdir={tmp_path}"]
+    done = run_program(name, *flags)
+    assert done.returncode == 2
+    assert "a new or empty workdir" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
+
+
+@pytest.mark.slow
 def test_dry_run_says_what_would_be_compared(tmp_path):
     workdir = tmp_path / "plan"
     done = run_program(

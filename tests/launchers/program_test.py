@@ -29,7 +29,7 @@ def test_codes(returned, code, capsys):
 
 def test_interrupt(capsys):
     assert program.ended(fails(KeyboardInterrupt())) == program.INTERRUPTED
-    assert capsys.readouterr().err == ""
+    assert capsys.readouterr().err == "Interrupted.\n"
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,17 @@ def test_a_line_for_each_epoch(capsys):
     assert spent == pytest.approx(model.epsilon(1e-5), rel=1e-2)
 
 
+def test_time_left_is_without_that_of_tracing(capsys, monkeypatch):
+    """A second a look at the clock, an hour before the first step is done."""
+    clock = iter([0.0, *range(3600, 7200)])
+    monkeypatch.setattr(progress_bar.time, "monotonic", lambda: next(clock))
+    trained(progress_bar.ProgressBar(1e-5, "rdp"))
+    first, second, _ = capsys.readouterr().out.splitlines()
+    # Four looks for three steps, of twelve; eight steps are left.
+    assert first.endswith("; 11 s left")
+    assert second.endswith("; 5 s left")
+
+
 def test_without_noise_nothing_is_private(capsys):
     trained(progress_bar.ProgressBar(1e-5, "rdp"), 1, noise_multiplier=0.0)
     assert capsys.readouterr().out.endswith("; not private\n")

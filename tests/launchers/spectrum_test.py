@@ -108,6 +108,16 @@ class TestStudy:
             own.run("the command")
 
 
+@pytest.mark.parametrize("every, most", [(1, 12), (5, 3)])
+def test_too_few_gradients_are_found_out_before_training(
+    every, most, tmp_path
+):
+    arguments = {"every": every, "ranks": (1,)}
+    study(tmp_path, k=most, **arguments).check()
+    with pytest.raises(ValueError, match=rf"k <= {most}.*--k={most} or less"):
+        study(tmp_path, k=most + 1, **arguments).check()
+
+
 def test_announces_all_runs_and_begins_none(tmp_path, capsys):
     folder = tmp_path / "study"
     study(folder, repeats=5).announce()

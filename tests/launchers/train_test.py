@@ -750,12 +750,23 @@ class TestCommand:
                 "or directory: 'configs/none.py'.",
             ),
             (
+                ["--config=configs/digit_dpsgd.py"],
+                "error: Expected the file of a config, got none: No such file "
+                "or directory: 'configs/digit_dpsgd.py'. Did you mean "
+                "configs/digits_dpsgd.py?",
+            ),
+            (
+                ["--config=configs/digits_dpsgd.py", "--epochs=3"],
+                "error: Expected a flag of the program, got --epochs, a field "
+                "of the config: --config.epochs.",
+            ),
+            (
                 ["--config=configs/digits_dpsgd.py", "--config.delta=1.5"],
                 "error: Expected 0 < delta < 1, got 1.5. It should lie well "
                 "below 1 / (number of examples).",
             ),
         ],
-        ids=["field", "file", "value"],
+        ids=["field", "file", "misspelt", "flag", "value"],
     )
     def test_mistakes_end_with_one_line(self, tmp_path, arguments, message):
         failed = self.launch(*arguments, f"--workdir={tmp_path / 'run'}")

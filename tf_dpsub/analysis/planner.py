@@ -275,7 +275,9 @@ def plan(
             search.take(trained, batches, clips, l2_norm_clip)
             search.walk(simulated_steps, points)
             for method in methods:
-                logging.info("Looking at %s.", method)
+                logging.info(
+                    "Looking at %s, split %d of %d.", method, k + 1, splits
+                )
                 search.try_method(
                     method, carrier_ranks if method == "RGP" else ranks
                 )
@@ -479,6 +481,14 @@ class _Search:
                 self._try_carriers(rank)
             elif rank <= self._largest_rank:
                 self._try(method, rank)
+            else:
+                logging.info(
+                    "%s with k = %d is left out: of %d public examples or "
+                    "weights there are no more directions.",
+                    method,
+                    rank,
+                    self._largest_rank,
+                )
 
     @property
     def _largest_rank(self):
