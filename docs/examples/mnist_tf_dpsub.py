@@ -11,6 +11,7 @@ _LEARNING_RATE = flags.DEFINE_float("learning_rate", 0.15, "Of SGD.")
 _NOISE = flags.DEFINE_float("noise_multiplier", 1.1, "σ.")
 _CLIP = flags.DEFINE_float("l2_norm_clip", 1.0, "Of an example's gradient.")
 _BATCH = flags.DEFINE_integer("batch_size", 250, "Examples in a batch.")
+_EXAMPLES = flags.DEFINE_integer("examples", 60_000, "To train on.")
 _EPOCHS = flags.DEFINE_integer("epochs", 15, "Passes over the data.")
 
 
@@ -23,7 +24,7 @@ def images(split):
 
 
 def main(_):
-    x_train, y_train = images("train")
+    x_train, y_train = images(f"train[:{_EXAMPLES.value}]")
     layers = tf.keras.layers
     model = tf.keras.Sequential(
         [
