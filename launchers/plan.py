@@ -20,6 +20,8 @@ import dataclasses
 import json
 import math
 import pathlib
+import shlex
+import sys
 
 from absl import flags, logging
 from matplotlib import ticker
@@ -58,6 +60,13 @@ _SIMULATED_STEPS = flags.DEFINE_integer(
 )
 _COST = flags.DEFINE_bool("cost", True, "Measure time and memory of steps.")
 
+_OPTIMIZERS = {
+    "DP-SGD": ("DPSGD", {}),
+    "PDP-SGD": ("ProjectedDPSGD", {}),
+    "B-GEP": ("GEP", {"residual": False}),
+    "GEP": ("GEP", {}),
+    "RGP": ("RGP", {}),
+}
 _COLOURS = {
     "DP-SGD": figures.GREY,
     "PDP-SGD": figures.BLUE,
@@ -75,7 +84,19 @@ def main():
     if DRY_RUN.value:
         return print(announcement(config, compared))
     found = _planned(config, compared)
-    write(found, config, pathlib.Path(WORKDIR.value), program.command("plan"))
+    training = training_command(
+        found.recommended,
+        found.batch_size,
+        config,
+        [text for text in sys.argv[1:] if text.startswith("--config")],
+    )
+    write(
+        found,
+        config,
+        pathlib.Path(WORKDIR.value),
+        program.command("plan"),
+        training,
+    )
 
 
 def _compared():
@@ -116,6 +137,49 @@ def announcement(config, compared):
     return "\n".join(f"{name:<10} {text}" for name, text in lines.items())
 
 
+def training_command(candidate, batch_size, config, flags_of_config):
+    """The command that trains what a candidate stands for.
+
+    Args:
+        candidate: `tf_dpsub.analysis.Candidate`.
+        batch_size: int.
+        config: `ml_collections.ConfigDict` that was planned for.
+        flags_of_config: list of strings, those that name and change it.
+
+    Returns:
+        String; None where a few fields are not enough: the config is that of
+        another method, or names no public examples.
+    """
+    optimizer, kwargs = _OPTIMIZERS[candidate.method]
+    works_in_subspace = candidate.method in ("PDP-SGD", "B-GEP", "GEP")
+    has_public = config.public_examples or config.public_data is not None
+    if config.optimizer not in ("DPSGD", optimizer) or (
+        works_in_subspace and not has_public
+    ):
+        return None
+    fields = {
+        "optimizer": optimizer,
+        "l2_norm_clip": f"{candidate.l2_norm_clip:.4g}",
+        "batch_size": batch_size,
+    }
+    if config.noise_multiplier is not None:
+        fields["noise_multiplier"] = f"{candidate.noise_multiplier:.6g}"
+    if candidate.residual_norm_clip is not None:
+        clip = float(f"{candidate.residual_norm_clip:.4g}")
+        kwargs = {"residual_norm_clip": clip}
+    if kwargs:
+        fields["optimizer_kwargs"] = repr(kwargs)
+    if works_in_subspace:
+        fields["subspace"] = config.subspace or "PublicSubspace"
+        own = config.subspace_kwargs.to_dict() | {"rank": candidate.rank}
+        fields["subspace_kwargs"] = repr(own)
+    if candidate.method == "RGP":
+        own = config.reparametrize.to_dict() | {"rank": candidate.rank}
+        fields["reparametrize"] = repr(own)
+    words = [f"--config.{name}={value}" for name, value in fields.items()]
+    return shlex.join(["tf-dpsub", "train", *flags_of_config, *words])
+
+
 def _listed(values):
     return ", ".join(map(str, values))
 
@@ -145,7 +209,7 @@ def _numbers(name, texts, kind):
     return values
 
 
-def write(found, config, folder, command):
+def write(found, config, folder, command, training=None):
     """Writes a plan as JSON, as a table and as a figure, and prints it.
 
     Args:
@@ -153,9 +217,10 @@ def write(found, config, folder, command):
         config: `ml_collections.ConfigDict`.
         folder: `pathlib.Path`.
         command: string, what made it.
+        training: string, what trains as it recommends. Defaults to `None`.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    text = markdown(found, config, command)
+    text = markdown(found, config, command, training)
     whole_file.write_text(folder / "table.md", text)
     as_json = json.dumps(
         dataclasses.asdict(found), indent=2, ensure_ascii=False, default=str
@@ -167,7 +232,7 @@ def write(found, config, folder, command):
     print(text)
 
 
-def markdown(found, config, command):
+def markdown(found, config, command, training=None):
     """A plan as a text: the recommendation, its reasons, all candidates."""
     chosen = found.recommended
     lines = [
@@ -182,8 +247,10 @@ def markdown(found, config, command):
         "",
         *(f"- {reason}" for reason in found.reasons),
         "",
+        *(["To train it:", "", "```sh", training, "```", ""] * bool(training)),
         "A prediction from public examples, for the given number of private "
-        "ones; no private example was read.",
+        "ones; no private example was read. It takes subspaces for better than "
+        "they are: where a method in one leads by little, try both.",
         "",
         "| method | clip | kept | signal to noise | alignment | ms a step | "
         "MiB |",

@@ -1,6 +1,7 @@
 """The planner for a config: what it reads, writes and refuses."""
 
 import json
+import shlex
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from launchers import plan, planning
 from tests.launchers.programs import run_program
 from tests.launchers.train_test import digits_config
+from tf_dpsub import analysis
 
 QUICK = {"simulated_steps": 5, "points": 2, "measure_cost": False}
 
@@ -56,6 +58,54 @@ def test_reads_no_private_example(tmp_path):
         for f in found
     )
     assert first == second
+
+
+def candidate(method, rank):
+    return analysis.Candidate(
+        method=method,
+        rank=rank,
+        l2_norm_clip=0.5,
+        noise_multiplier=3.0,
+        snr=1.0,
+        alignment=0.5,
+        kept=0.5,
+        signal=None,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "method, rank, told",
+    [
+        ("DP-SGD", None, "DPSGD around SGD, noise multiplier 3.798, clip 0.5"),
+        ("PDP-SGD", 7, "ProjectedDPSGD around SGD, noise multiplier 3.798"),
+        ("GEP", 7, "GEP around SGD, noise multiplier 5.37"),
+        ("B-GEP", 7, "GEP around SGD, noise multiplier 3.798"),
+        ("RGP", 3, "RGP around SGD, noise multiplier 3.798"),
+    ],
+)
+def test_training_command(method, rank, told, tmp_path):
+    """It trains the method that is meant, with the budget of the config."""
+    command = plan.training_command(
+        candidate(method, rank),
+        128,
+        config(public_examples=64),
+        ["--config=configs/digits_dpsgd.py", "--config.public_examples=64"],
+    )
+    _, name, *flags = shlex.split(command)
+    done = run_program(
+        name, *flags, "--dry_run", f"--workdir={tmp_path / 'run'}"
+    )
+    assert done.returncode == 0, done.stderr
+    assert told in done.stdout
+    assert "Poisson batches of 128 expected" in done.stdout
+    assert ("PublicSubspace" in done.stdout) == (rank == 7)
+
+
+def test_no_training_command_where_fields_are_not_enough():
+    gep = candidate("GEP", 7)
+    for own in (config(public_examples=0), config(optimizer="RGP")):
+        assert plan.training_command(gep, 128, own, []) is None
 
 
 @pytest.mark.slow

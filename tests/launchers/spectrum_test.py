@@ -109,9 +109,7 @@ class TestStudy:
 
 
 @pytest.mark.parametrize("every, most", [(1, 12), (5, 3)])
-def test_too_few_gradients_are_found_out_before_training(
-    every, most, tmp_path
-):
+def test_too_few_gradients_are_found_out_before_training(every, most, tmp_path):
     arguments = {"every": every, "ranks": (1,)}
     study(tmp_path, k=most, **arguments).check()
     with pytest.raises(ValueError, match=rf"k <= {most}.*--k={most} or less"):

@@ -71,6 +71,13 @@ class Candidate:
         letter = "r" if self.method == "RGP" else "k"
         return f"{self.method}, {letter} = {self.rank}"
 
+    @property
+    def residual_norm_clip(self):
+        """That of GEP, as a float; None of other methods."""
+        if self.method == "GEP":
+            return _RESIDUAL_CLIP * self.l2_norm_clip
+        return None
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
