@@ -348,6 +348,9 @@ def check_command(words):
     scripts = setup["options.entry_points"]["console_scripts"]
     if program == "python" and rest[0] == "-m":
         module, rest = rest[1], rest[2:]
+    elif program == "python" and rest[0].startswith("docs/examples/"):
+        module = rest[0].removesuffix(".py").replace("/", ".")
+        rest = rest[1:]
     elif not re.search(rf"^{re.escape(program)}\b *=", scripts, re.MULTILINE):
         raise Claim(f"{program} is no program of this repository")
     elif rest[0] not in cli.COMMANDS:

@@ -30,7 +30,7 @@ def test_moving_from_tensorflow_privacy_takes_few_lines():
     assert len(new) == 7
     # The guide shows them, with values for flags.
     guide = (FOLDER.parent / "migrating.md").read_text("utf-8")
-    (shown,) = re.findall(r"```diff\n(.*?)```", guide, re.DOTALL)
+    (shown,) = re.findall(r"```text\n(\+.*?)```", guide, re.DOTALL)
     shown = [line[1:] for line in shown.splitlines() if line[0] == "+"]
     for line, own in zip(new, shown, strict=True):
         beginning = own.strip().partition("=")[0].partition("(learning")[0]

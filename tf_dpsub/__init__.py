@@ -43,7 +43,8 @@ def __dir__():
     return sorted([*globals(), *__all__])
 
 
-if "keras" in sys.modules:
+_keras = sys.modules.get("keras")
+if _keras is not None and _keras.config.backend() == "tensorflow":
     # It finds what a saved model is made of by the names that these register.
     for _name in ("layers", "optimizers", "private_model"):
         importlib.import_module(f"tf_dpsub.{_name}")

@@ -1,6 +1,7 @@
 import functools
 import logging
 import math
+import os
 import subprocess
 import sys
 
@@ -386,3 +387,19 @@ def test_needs_no_tensorflow():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert done.stdout == "False\n"
+
+
+@pytest.mark.slow
+def test_is_there_beside_keras_on_another_backend():
+    code = (
+        "import keras, sys, tf_dpsub.accounting; "
+        "print(keras.config.backend(), 'tf_dpsub.layers' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"KERAS_BACKEND": "jax"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "jax False\n"
