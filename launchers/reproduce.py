@@ -307,9 +307,21 @@ def write_table(experiment, folder, command):
     as_json = json.dumps(
         results.as_json(found), indent=2, ensure_ascii=False, allow_nan=False
     )
-    whole_file.write_text(folder / "table.md", table.markdown(found, command))
+    commands = "\n".join(_commands(folder, command))
+    whole_file.write_text(folder / "table.md", table.markdown(found, commands))
     whole_file.write_text(folder / "results.json", as_json + "\n")
     return found
+
+
+def _commands(folder, command):
+    """All commands that a folder was written by, this one included."""
+    file = folder / "commands.json"
+    known = json.loads(file.read_text("utf-8")) if file.exists() else []
+    if command not in known:
+        known.append(command)
+        text = json.dumps(known, indent=2, ensure_ascii=False)
+        whole_file.write_text(file, text + "\n")
+    return known
 
 
 def run():

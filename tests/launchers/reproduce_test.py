@@ -137,6 +137,7 @@ class TestReproduce:
         assert {path.name for path in (tmp_path / "small").iterdir()} == {
             "accuracy.png",
             "accuracy.svg",
+            "commands.json",
             "report.html",
             "results.json",
             "table.md",
@@ -149,10 +150,15 @@ class TestReproduce:
         self.finish(tmp_path / "small", small, ["gp_0", "gep_0", "gep_1"])
         selected = reproduce.selected("small", small.trials, "^gep")
         assert [trial.name for trial in selected] == ["gep_0", "gep_1"]
-        reproduce.reproduce(small, selected, tmp_path, jobs=1, command="c")
+        for command in ("c", "d", "c"):
+            reproduce.reproduce(
+                small, selected, tmp_path, jobs=1, command=command
+            )
         table = (tmp_path / "small" / "table.md").read_text("utf-8")
         assert "| GP" in table and "| GEP" in table
         assert "1 of 4 trials have not finished" in table
+        # What was not selected was made by another command.
+        assert "```sh\nc\nd\n```" in table
         made = json.loads((tmp_path / "small" / "results.json").read_text())
         assert [len(row["trials"]) for row in made["rows"]] == [1, 2]
 
