@@ -274,6 +274,7 @@ class TestProgram:
         assert {path.name for path in folder.iterdir()} == {
             "accuracy.png",
             "accuracy.svg",
+            "commands.json",
             "logs",
             "report.html",
             "results.json",
