@@ -103,19 +103,46 @@ class TestGaussian:
         (first,), (other,) = step(), step()
         assert not np.isin(first, other).any()
 
-    def test_two_draws_reach_beyond_the_tail_of_one(self, monkeypatch):
+    @pytest.mark.parametrize("bits", [0, 2**31 - 1, -(2**31)])
+    def test_two_draws_reach_beyond_the_tail_of_one(self, bits, monkeypatch):
         """One draw of TensorFlow never exceeds 5.678."""
-        keys = []
 
-        def largest(shape, seed, *args, **kwargs):
-            keys.append(tuple(seed.numpy()))
-            return tf.fill(shape, 5.678)
+        def equal(shape, key, *args):
+            return tf.fill(shape, tf.constant(bits, tf.int32))
 
-        monkeypatch.setattr(tf.random, "stateless_normal", largest)
-        draws = draw([[3], [2]])
-        assert len(keys) == len(set(keys)) == 4
-        for z in draws:
-            np.testing.assert_allclose(z, 5.678 * 2**0.5, rtol=1e-6)
+        monkeypatch.setattr(tf.random, "stateless_uniform", equal)
+        largest = 2**0.5 * np.sqrt(2 * 32 * np.log(2)) if bits == 0 else 0
+        # Numbers of a pair are the cosine and the sine.
+        np.testing.assert_allclose(draw([[2]])[0], [largest, 0], atol=1e-6)
+
+    def test_each_number_has_two_draws_of_its_own_bits(self, monkeypatch):
+        """Each of the four uniforms changes both numbers of a pair."""
+        generator = np.random.default_rng(0)
+        uniforms = generator.integers(-(2**31), 2**31, [4, 50], np.int32)
+        given = uniforms.copy()
+
+        def uniform(shape, key, *args):
+            assert shape == [4, 50]
+            return tf.constant(given)
+
+        monkeypatch.setattr(tf.random, "stateless_uniform", uniform)
+        (z,) = draw([[100]])
+        for k in range(4):
+            given = uniforms.copy()
+            given[k] = np.roll(given[k], 1)
+            assert not np.isclose(draw([[100]])[0], z, rtol=1e-6).any()
+
+    def test_draws_in_pieces(self, monkeypatch):
+        """No piece repeats another, whether tensors share it or fill many."""
+        monkeypatch.setattr(noise, "_AT_ONCE", 1000)
+        shapes = [[7], [90_500], [990], [30, 30], [300, 300]]
+        draws = [np.ravel(z) for z in draw(shapes)]
+        for z in (*draws[1::3], np.concatenate(draws)):
+            assert_standard_normal(z)
+        assert np.unique(np.concatenate(draws)).size > 0.99 * 182_397
+        pieces = np.concatenate(draws)[: 182 * 1000].reshape(182, 1000)
+        correlations = np.corrcoef(pieces) - np.eye(182)
+        assert np.abs(correlations).max() < 6 / np.sqrt(1000)
 
     def test_secure_draws_use_all_bits_of_the_system(self, monkeypatch):
         """Four draws of 53 bits each: up to 8.57 standard deviations."""

@@ -1,10 +1,15 @@
 """Gaussian noise, and the keys it is drawn from."""
 
+import math
 import os
 import secrets
 
 import numpy as np
 import tensorflow as tf
+
+# Numbers drawn at a time: what lies between random bits and noise stays in the
+# processor's cache.
+_AT_ONCE = 2**18
 
 
 class NoiseKey:
@@ -51,11 +56,14 @@ class NoiseKey:
 def gaussian(key, shapes: list, stddevs: list, secure: bool = False) -> list:
     """Draws independent Gaussian noise of several shapes.
 
-    Formal guarantees: `tf.random.stateless_normal` is bounded by 5.7 standard
-    deviations. Each number is therefore the sum of two independent draws,
-    divided by sqrt(2): what is missing of the tail beyond 8 standard deviations
-    is below 1e-15. With `secure`, it is the sum of four draws, divided by 2, of
-    the operating system's cryptographic generator by the Box-Muller transform.
+    Formal guarantees: a draw is made by the Box-Muller transform of 63 random
+    bits, and reaches 6.66 standard deviations. Each number is the sum of two
+    independent draws, divided by sqrt(2): what is missing of the tail beyond 8
+    standard deviations is below 1e-15, and the whole differs from a Gaussian
+    by 6e-11 in total variation, where one draw of
+    `tf.random.stateless_normal`, which ends at 5.7, differs by 1e-8. With
+    `secure`, it is the sum of four draws, divided by 2, of the operating
+    system's cryptographic generator.
 
     Args:
         key: int64 tensor of shape `[2]`, used for this call alone.
@@ -66,31 +74,71 @@ def gaussian(key, shapes: list, stddevs: list, secure: bool = False) -> list:
     Returns:
         List of float32 tensors.
     """
-    keys = tf.unstack(
-        tf.random.experimental.stateless_split(key, 2 * len(shapes))
+    shapes = [tf.TensorShape(shape) for shape in shapes]
+    counts = [shape.num_elements() for shape in shapes]
+    if secure:
+        draws = [_secure_normal(count) for count in counts]
+    else:
+        draws = _normal(key, counts)
+    return [
+        stddev * tf.reshape(draw, shape)
+        for stddev, draw, shape in zip(stddevs, draws, shapes, strict=True)
+    ]
+
+
+def _normal(key, counts):
+    """Standard normal numbers; one draw serves all that are few."""
+    few = [k for k, count in enumerate(counts) if count <= _AT_ONCE]
+    many = [k for k, count in enumerate(counts) if count > _AT_ONCE]
+    parts = [few, *([k] for k in many)]
+    keys = tf.unstack(tf.random.experimental.stateless_split(key, len(parts)))
+    draws = {}
+    for part_key, part in zip(keys, parts, strict=True):
+        sizes = [counts[k] for k in part]
+        flat = _in_pieces(part_key, sum(sizes))
+        draws.update(zip(part, tf.split(flat, sizes) if sizes else ()))
+    return [draws[k] for k in range(len(counts))]
+
+
+def _in_pieces(key, count):
+    if count <= _AT_ONCE:
+        return _sums_of_two(key, count)
+    pieces = -(-count // _AT_ONCE)
+    numbers = tf.map_fn(
+        lambda piece_key: _sums_of_two(piece_key, _AT_ONCE),
+        tf.random.experimental.stateless_split(key, pieces),
+        fn_output_signature=tf.TensorSpec([_AT_ONCE], tf.float32),
     )
-    draws = []
-    for k, (shape, stddev) in enumerate(zip(shapes, stddevs, strict=True)):
-        if secure:
-            draw = tf.numpy_function(
-                _secure_normal, [tf.constant(list(shape), tf.int32)], tf.float32
-            )
-            draws.append(stddev * tf.ensure_shape(draw, shape))
-        else:
-            first, second = (
-                tf.random.stateless_normal(shape, key)
-                for key in keys[2 * k : 2 * k + 2]
-            )
-            draws.append((stddev * 2**-0.5) * (first + second))
-    return draws
+    return tf.reshape(numbers, [-1])[:count]
 
 
-def _secure_normal(shape):
+def _sums_of_two(key, count):
+    """Sums of two standard normal draws, divided by sqrt(2)."""
+    half = (count + 1) // 2
+    bits = tf.random.stateless_uniform([4, half], key, None, None, tf.int32)
+    cosines, sines = [], []
+    for size, direction in (tf.unstack(bits[:2]), tf.unstack(bits[2:])):
+        # In (0, 1], dense near 0, where the tails come from.
+        uniform = (tf.abs(tf.cast(size, tf.float32)) + 0.5) * 2.0**-31
+        radius = tf.sqrt(-tf.math.log(uniform))
+        angle = tf.cast(direction, tf.float32) * (math.pi * 2.0**-31)
+        cosines.append(radius * tf.cos(angle))
+        sines.append(radius * tf.sin(angle))
+    return tf.concat([tf.add_n(cosines), tf.add_n(sines)], 0)[:count]
+
+
+def _secure_normal(count):
+    draw = tf.numpy_function(
+        _normal_of_system, [tf.constant(count)], tf.float32
+    )
+    return tf.ensure_shape(draw, [count])
+
+
+def _normal_of_system(count):
     """Standard normal numbers from the operating system's generator."""
-    count = int(np.prod(shape))
     bits = np.frombuffer(os.urandom(32 * count), np.uint64).reshape(4, count)
     uniform = (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
     radius = np.sqrt(-2.0 * np.log1p(-uniform[:2]))  # [2, count]
     angle = 2.0 * np.pi * uniform[2:]
     total = np.sum(radius * np.cos(angle) + radius * np.sin(angle), axis=0)
-    return (total / 2.0).astype(np.float32).reshape(shape)
+    return (total / 2.0).astype(np.float32)
