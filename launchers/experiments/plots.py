@@ -308,18 +308,21 @@ def projection_residuals(results):
     for row in rows:
         colour = _COLOURS.get(row.method, figures.GREY)
         kept = row.outcomes[0].residuals
+        marker = "o" if len(kept) == 1 else None
         for name, (style, text) in named.items():
             grid[0].plot(
                 list(kept),
                 [v[name] for v in kept.values()],
                 color=colour,
                 linestyle=style,
+                marker=marker,
                 label=f"{row.method}: {text}",
             )
         grid[1].plot(
             list(kept),
             [v["stable_rank"] for v in kept.values()],
             color=colour,
+            marker=marker,
         )
     figures.subtitle(grid[0], "share of the gradient that carriers miss")
     figures.subtitle(grid[1], "stable rank of gradients")

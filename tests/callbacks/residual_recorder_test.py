@@ -111,6 +111,36 @@ def test_narrow_kernels_are_left_out(tmp_path):
     assert {row["kernel"] for row in read(file)} == {"hidden/kernel"}
 
 
+def test_biases_of_heads_are_left_out(tmp_path):
+    """They have two axes, and no carriers."""
+    inputs = keras.Input((4, 8))
+    attention = keras.layers.MultiHeadAttention(4, 3, name="attention")
+    outputs = keras.layers.Flatten()(attention(inputs, inputs))
+    model = tf_dpsub.make_private(
+        keras.Model(inputs, keras.layers.Dense(3)(outputs))
+    )
+    model.compile(
+        tf_dpsub.optimizers.DPSGD(
+            keras.optimizers.SGD(0.1),
+            l2_norm_clip=1.0,
+            noise_multiplier=1.0,
+            batch_size=10,
+        ),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    file = tmp_path / "residual.csv"
+    generator = np.random.default_rng(2)
+    x, public = (generator.normal(size=(n, 4, 8)) for n in (30, 20))
+    recorder = callbacks.ProjectionResidualRecorder(
+        public.astype("float32"), np.arange(20) % 3, file, rank=RANK
+    )
+    model.fit(x.astype("float32"), Y, verbose=0, callbacks=[recorder])
+    assert {row["kernel"].rpartition("/")[2] for row in read(file)} == {
+        "kernel"
+    }
+    assert sum("attention" in row["kernel"] for row in read(file)) == 4
+
+
 def test_private_examples_raise(tmp_path):
     recorder = callbacks.ProjectionResidualRecorder(
         X[:5], Y[:5], tmp_path / "residual.csv"

@@ -49,7 +49,8 @@ class ProjectionResidualRecorder(GradientRecorder):
         self._kernels = {
             v.path: v
             for v in self.model.trainable_variables
-            if min(matrix_shape(v.shape)) > self._rank
+            # Biases of attention heads are matrices, and have no carriers.
+            if v.name != "bias" and min(matrix_shape(v.shape)) > self._rank
         }
         # A run that goes on has begun elsewhere.
         file = self._path.with_name(f"{self._path.stem}_initial.npz")

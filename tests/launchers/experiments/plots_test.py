@@ -312,6 +312,19 @@ class TestProjectionResiduals:
         assert right.get_ylim()[1] > 1
         assert any("carriers of the history" in t for t in texts(canvas))
 
+    def test_one_epoch_is_seen(self, tmp_path):
+        settings = [
+            {
+                "method": "RGP",
+                "ε": 8,
+                "accuracy": 0.8,
+                "residuals": ([0.2, 0.4],),
+            }
+        ]
+        canvas = plots.projection_residuals(results_of(tmp_path, settings))
+        lines = [line for axes in canvas.axes for line in axes.lines]
+        assert [line.get_marker() for line in lines] == ["o"] * 3
+
     def test_nothing_recorded(self, tmp_path):
         settings = [{"method": "RGP", "ε": 8, "accuracy": 0.8}]
         found = results_of(tmp_path, settings)
