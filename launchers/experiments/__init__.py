@@ -30,6 +30,7 @@ EXPERIMENTS = {
     "rgp_rank": rgp.rank,
     "rgp_residual": rgp.residual,
     "digits_methods": digits.methods,
+    "digits_precision": digits.precision,
 }
 
 # Those that train no Keras model: objects with a name, points with names, and

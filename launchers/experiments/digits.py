@@ -34,6 +34,33 @@ _METHODS = {
 }
 
 
+_POWERSGD = {
+    "DP-PowerSGD": (
+        "power",
+        {
+            "optimizer": "DPPowerSGD",
+            "optimizer_kwargs": {"rank": _CARRIER_RANK},
+        },
+    )
+}
+_PRECISIONS = {"float32": "float32", "bfloat16": "mixed_bfloat16"}
+_PRECISION_SEEDS = range(10)
+
+
+def _config(fields, epsilon, rate, seed):
+    config = digits_dpsgd.get_config()
+    config.public_examples = _PUBLIC
+    for name, value in fields.items():
+        config[name] = value
+    if config.optimizer in ("ProjectedDPSGD", "GEP"):
+        config.subspace = "PublicSubspace"
+        config.subspace_kwargs = {"rank": _RANK, "method": "gram"}
+    config.epsilon = float(epsilon)
+    config.learning_rate = rate
+    config.seed = seed
+    return config
+
+
 def methods(inputs):
     """All methods on digits at ε = 0.5, 2, 8, each with its best rate."""
     trials = []
@@ -41,16 +68,6 @@ def methods(inputs):
         _SEEDS, _EPSILONS, _RATES, _METHODS
     ):
         short, fields = _METHODS[method]
-        config = digits_dpsgd.get_config()
-        config.public_examples = _PUBLIC
-        for name, value in fields.items():
-            config[name] = value
-        if config.optimizer in ("ProjectedDPSGD", "GEP"):
-            config.subspace = "PublicSubspace"
-            config.subspace_kwargs = {"rank": _RANK, "method": "gram"}
-        config.epsilon = float(epsilon)
-        config.learning_rate = rate
-        config.seed = seed
         trials.append(
             Trial(
                 name=f"epsilon{epsilon:g}_rate{rate:g}_{short}_seed{seed}",
@@ -59,7 +76,7 @@ def methods(inputs):
                     "method": method,
                     "learning rate": rate,
                 },
-                config=config,
+                config=_config(fields, epsilon, rate, seed),
             )
         )
     return Experiment(
@@ -85,5 +102,38 @@ def methods(inputs):
             f"rank {_CARRIER_RANK}, clip 1 (residuals 0.2), 30 epochs.",
             "The figure of accuracies has the best learning rate of each "
             "method and ε, by test accuracy, which is public here.",
+        ),
+    )
+
+
+def precision(inputs):
+    """What bfloat16 costs each method in accuracy, on digits at ε = 2."""
+    trials = []
+    for seed, precision, (method, (short, fields)) in itertools.product(
+        _PRECISION_SEEDS, _PRECISIONS, (_METHODS | _POWERSGD).items()
+    ):
+        config = _config(fields, 2, 0.1, seed)
+        config.dtype_policy = _PRECISIONS[precision]
+        trials.append(
+            Trial(
+                name=f"{short}_{precision}_seed{seed}",
+                labels={"method": method, "precision": precision},
+                config=config,
+            )
+        )
+    return Experiment(
+        name="digits_precision",
+        title="All methods in float32 and in bfloat16, digits, ε = 2",
+        trials=tuple(trials),
+        figures={
+            "accuracy": functools.partial(
+                plots.accuracy_against_setting, setting="precision"
+            )
+        },
+        notes=(
+            "In bfloat16 the model computes; weights, norms, sums and noise "
+            "are float32.",
+            f"As digits_methods, with the learning rate 0.1; carriers of "
+            f"DP-PowerSGD have rank {_CARRIER_RANK}.",
         ),
     )
