@@ -139,6 +139,7 @@ parity: environment $(ORACLE)/installed
 
 benchmark: environment
 	$(RUN) -m benchmarks.step_time
+	$(RUN) -m benchmarks.group_normalization
 	$(RUN) -m benchmarks.subspace_step --measurement=pdp --repeats=31
 	$(RUN) -m benchmarks.subspace_step --measurement=gep
 	$(RUN) -m benchmarks.subspace_step --measurement=resnet20 --repeats=2

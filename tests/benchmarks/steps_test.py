@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from benchmarks import steps
+from benchmarks import group_normalization, steps
 from benchmarks.peers import timing, workloads
 
 
@@ -62,3 +62,49 @@ def test_what_is_impossible_has_a_reason(monkeypatch, capsys):
     )
     timing.main("x", "1", ["plain"], built)
     assert '"impossible": "no plain of cnn"' in capsys.readouterr().out
+
+
+def test_a_model_without_normalization():
+    """All else is left, and its steps are timed beside those of the whole."""
+    model = keras.Sequential(
+        [
+            keras.Input((4, 4, 3)),
+            keras.layers.Conv2D(4, 3, use_bias=False),
+            keras.layers.GroupNormalization(2),
+            keras.layers.ReLU(),
+        ]
+    )
+    short = group_normalization.without_normalization(model)
+    assert short.count_params() == model.count_params() - 8
+    x = np.ones([2, 4, 4, 3], "float32")
+    short.set_weights(model.get_weights()[:1])
+    np.testing.assert_allclose(
+        short(x), keras.ops.relu(model.layers[0](x)), rtol=1e-6
+    )
+
+
+def test_the_share_of_normalization(monkeypatch):
+    def times(kinds, blocks):
+        for run in kinds.values():
+            assert np.isfinite(float(run()["loss"]))
+        return {kind: [2.0 if kind[1] else 1.5] * blocks for kind in kinds}
+
+    small = keras.Sequential(
+        [
+            keras.Input((4, 4, 2)),
+            keras.layers.GroupNormalization(2),
+            keras.layers.Flatten(),
+            keras.layers.Dense(3),
+        ]
+    )
+    data = np.ones([6, 4, 4, 2], "float32"), np.zeros(6, "int32")
+    monkeypatch.setattr(
+        group_normalization,
+        "built",
+        lambda name: (keras.models.clone_model(small), *data),
+    )
+    monkeypatch.setattr(group_normalization, "measure_steps", times)
+    found = group_normalization.measure("any", 3)
+    assert set(found) == {"plain", "private"}
+    for one in found.values():
+        assert one == {"ms": 2000.0, "share": 0.25}
