@@ -271,8 +271,12 @@ def _with_gram(gram):
 
 
 def _train(config, folder):
+    import keras
+
     from launchers import experiment
 
+    # A study trains many models, and directions are large.
+    keras.utils.clear_session()
     return experiment.train(config, folder, resume=True, results_only=True)
 
 

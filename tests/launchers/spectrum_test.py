@@ -1,11 +1,13 @@
 """The study of a spectrum, on digits."""
 
 import copy
+import gc
 
 import numpy as np
 import pytest
 
-from launchers import spectrum
+import tf_dpsub
+from launchers import experiment, spectrum
 from tests.launchers.train_test import digits_config
 from tf_dpsub import accounting, analysis
 
@@ -114,6 +116,24 @@ def test_too_few_gradients_are_found_out_before_training(every, most, tmp_path):
     study(tmp_path, k=most, **arguments).check()
     with pytest.raises(ValueError, match=rf"k <= {most}.*--k={most} or less"):
         study(tmp_path, k=most + 1, **arguments).check()
+
+
+@pytest.mark.slow
+def test_models_that_are_done_with_are_let_go(tmp_path, monkeypatch):
+    alive = []
+    train = experiment.train
+
+    def counting(*args, **kwargs):
+        alive.append(
+            sum(isinstance(o, tf_dpsub.PrivateModel) for o in gc.get_objects())
+        )
+        return train(*args, **kwargs)
+
+    monkeypatch.setattr(experiment, "train", counting)
+    small = config(epochs=1)
+    study(tmp_path, config=small, k=4, ranks=(2,), repeats=2).run("command")
+    assert len(alive) == 5
+    assert max(alive[1:]) <= alive[0] + 1
 
 
 def test_announces_all_runs_and_begins_none(tmp_path, capsys):
