@@ -144,6 +144,20 @@ class TestGaussian:
         correlations = np.corrcoef(pieces) - np.eye(182)
         assert np.abs(correlations).max() < 6 / np.sqrt(1000)
 
+    def test_draws_as_a_whole_where_xla_compiles(self, monkeypatch):
+        monkeypatch.setattr(noise, "_AT_ONCE", 10)
+
+        def loops(jit_compile):
+            step = tf.function(
+                lambda: noise.gaussian(KEY, [[100]], [1.0]),
+                jit_compile=jit_compile,
+            )
+            graph = step.get_concrete_function().graph
+            assert_standard_normal(step()[0])
+            return any("While" in op.type for op in graph.get_operations())
+
+        assert loops(False) and not loops(True)
+
     def test_secure_draws_use_all_bits_of_the_system(self, monkeypatch):
         """Four draws of 53 bits each: up to 8.57 standard deviations."""
         asked = []

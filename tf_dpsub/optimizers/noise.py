@@ -6,9 +6,10 @@ import secrets
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.ops import control_flow_util
 
-# Numbers drawn at a time: what lies between random bits and noise stays in the
-# processor's cache.
+# Numbers drawn at a time on a CPU: what lies between random bits and noise stays
+# in its cache.
 _AT_ONCE = 2**18
 
 
@@ -101,7 +102,7 @@ def _normal(key, counts):
 
 
 def _in_pieces(key, count):
-    if count <= _AT_ONCE:
+    if count <= _AT_ONCE or _is_fast_as_a_whole():
         return _sums_of_two(key, count)
     pieces = -(-count // _AT_ONCE)
     numbers = tf.map_fn(
@@ -110,6 +111,14 @@ def _in_pieces(key, count):
         fn_output_signature=tf.TensorSpec([_AT_ONCE], tf.float32),
     )
     return tf.reshape(numbers, [-1])[:count]
+
+
+def _is_fast_as_a_whole():
+    """Whether XLA fuses what lies between, or a GPU would wait for a loop."""
+    graph = tf.compat.v1.get_default_graph()
+    return control_flow_util.GraphOrParentsInXlaContext(graph) or bool(
+        tf.config.list_logical_devices("GPU")
+    )
 
 
 def _sums_of_two(key, count):

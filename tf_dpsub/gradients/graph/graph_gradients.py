@@ -267,14 +267,10 @@ class GraphGradients(operator.PerExampleGradients):
     def _check_values(self):
         """Zeroes the examples whose gradients cannot be squared safely."""
         own = list(dict.fromkeys(site for site, _ in self._parts.values()))
-        magnitudes = {site: site.sq_magnitudes() for site in own}
-        self.valid = tf.add_n(list(magnitudes.values())) < _LARGEST_SQUARE
-        self._sq_norms, self._bounds = {}, {}
-        for site in own:
-            norms = tf.maximum(site.sq_norms(), 0.0)
-            bounds = norms + operator.ROUNDING_MARGIN * magnitudes[site]
-            self._sq_norms[site] = tf.where(self.valid, norms, 0.0)
-            self._bounds[site] = tf.where(self.valid, bounds, 0.0)
+        self._magnitudes = {site: site.sq_magnitudes() for site in own}
+        total = tf.add_n(list(self._magnitudes.values()))
+        self.valid = total < _LARGEST_SQUARE
+        self._sq_norms = {site: site.sq_norms() for site in own}
         factors = [site.factors for site in own]
         factors = tf.cond(
             tf.reduce_all(self.valid),
@@ -294,10 +290,17 @@ class GraphGradients(operator.PerExampleGradients):
         return [self._parts[operator.tf_variable(v).ref()] for v in variables]
 
     def sq_norms(self, variables=None):
-        return tf.add_n([self._sq_norms[s] for s, _ in self._of(variables)])
+        norms = tf.add_n([self._sq_norms[s] for s, _ in self._of(variables)])
+        return tf.where(self.valid, norms, 0.0)
 
     def sq_norm_bounds(self, variables=None):
-        return tf.add_n([self._bounds[s] for s, _ in self._of(variables)])
+        magnitudes = tf.add_n(
+            [self._magnitudes[s] for s, _ in self._of(variables)]
+        )
+        bounds = (
+            self.sq_norms(variables) + operator.ROUNDING_MARGIN * magnitudes
+        )
+        return tf.where(self.valid, bounds, 0.0)
 
     def rows(self, variable):
         ((site, view),) = self._of([variable])
