@@ -302,27 +302,28 @@ def projection_residuals(results):
         return None
     canvas, grid = _canvas(results, 2, height=3.8, sharey=False)
     named = {
-        "historical": ("-", "carriers of the history"),
-        "self": (":", "carriers of the gradient itself"),
+        "historical": ("-", "o", "carriers of the history"),
+        "self": (":", "D", "carriers of the gradient itself"),
     }
     for row in rows:
         colour = _COLOURS.get(row.method, figures.GREY)
         kept = row.outcomes[0].residuals
-        marker = "o" if len(kept) == 1 else None
-        for name, (style, text) in named.items():
+        # Lines of one point are not seen.
+        is_point = len(kept) == 1
+        for name, (style, marker, text) in named.items():
             grid[0].plot(
                 list(kept),
                 [v[name] for v in kept.values()],
                 color=colour,
                 linestyle=style,
-                marker=marker,
+                marker=marker if is_point else None,
                 label=f"{row.method}: {text}",
             )
         grid[1].plot(
             list(kept),
             [v["stable_rank"] for v in kept.values()],
             color=colour,
-            marker=marker,
+            marker="o" if is_point else None,
         )
     figures.subtitle(grid[0], "share of the gradient that carriers miss")
     figures.subtitle(grid[1], "stable rank of gradients")

@@ -323,7 +323,7 @@ class TestProjectionResiduals:
         ]
         canvas = plots.projection_residuals(results_of(tmp_path, settings))
         lines = [line for axes in canvas.axes for line in axes.lines]
-        assert [line.get_marker() for line in lines] == ["o"] * 3
+        assert [line.get_marker() for line in lines] == ["o", "D", "o"]
 
     def test_nothing_recorded(self, tmp_path):
         settings = [{"method": "RGP", "ε": 8, "accuracy": 0.8}]
