@@ -378,8 +378,8 @@ def _table(title, held, command):
         f"{100 * lost:.1f} points below the most accurate.",
         "",
         "Of each method and rank, the clip and learning rate that ran best. "
-        "The planner read public examples: 100 of the private kind "
-        "(`pdp_...`), or test examples (others), with the experiment's own "
+        "The planner read the public examples of the experiment (`pdp_...`, "
+        "`digits_...`), or test examples (others), with the experiment's own "
         "public images for subspaces.",
         "",
         "| setting | better aligned | than | alignments | accuracies (%) | |",
