@@ -53,6 +53,8 @@ FRAMEWORKS = {
         ("plain", "dp_model", "ghost"),
     ),
 }  # fmt: skip
+# A bar that is so many times as long as the next one is cut.
+_MOST_LONGER = 3
 _COLOURS = {
     OURS: figures.BLUE,
     "opacus": figures.RED,
@@ -91,7 +93,8 @@ def measure(workdir, names, frameworks, rounds, seconds, timeout):
     for count, task in enumerate(left, 1):
         if _key(task)[1:] in hopeless:
             continue
-        run = task | _run(task, seconds, timeout)
+        # The process writes its framework's title.
+        run = _run(task, seconds, timeout) | task
         if "ms" not in run:
             hopeless.add(_key(task)[1:])
         runs.append(run)
@@ -279,9 +282,13 @@ def draw(rows):
             for row in measured
             if row["workload"] == name and row["method"] == "plain"
         }
+        edge = _edge([row["ms"] for row in private[name]])
         for place, row in enumerate(private[name]):
             colour = _COLOURS[row["framework"]]
             axes.barh(-place, row["ms"], 0.7, color=colour)
+            if row["ms"] > edge:
+                text = f"{row['ms']:.0f} "
+                axes.text(edge, -place, text, ha="right", va="center")
             if row["framework"] in plain:
                 axes.plot(
                     [plain[row["framework"]]] * 2,
@@ -296,11 +303,19 @@ def draw(rows):
             ],
         )
         axes.grid(axis="y", visible=False)
-        axes.set_xlim(0, None)
+        axes.set_xlim(0, edge)
     canvas.supxlabel(
         "milliseconds; a line marks the framework's plain step", fontsize=10
     )
     return canvas
+
+
+def _edge(times):
+    """Where the axis ends: one that is far longer than others is cut."""
+    *others, longest = sorted(times)
+    if others and longest > _MOST_LONGER * others[-1]:
+        return 1.5 * others[-1]
+    return 1.05 * longest
 
 
 def write(runs, workdir, command):

@@ -402,7 +402,7 @@ def _built(name, method):
 if __name__ == "__main__":
     timing.main(
         "JAX",
-        f"{jax.__version__}, JAX Privacy {jax_privacy.__version__}",
+        f"JAX {jax.__version__}, JAX Privacy {jax_privacy.__version__}",
         tuple(_METHODS),
         _built,
     )

@@ -32,6 +32,9 @@ _MARKERS = {
     "GEP, random basis": "^",
     "B-GEP": "D",
     "RGP": "s",
+    "RGP-random": "^",
+    "DP-PowerSGD": "v",
+    "LoRA": "D",
 }
 _MAX_COLUMNS = 3
 _PAPER = ", paper"

@@ -63,6 +63,15 @@ class TestSummary:
         assert row["to_plain"] is row["to_ours"] is None
         assert "| 40.0 |" in compare.markdown([row], "")
 
+    def test_a_bar_that_dwarfs_the_others_is_cut(self):
+        runs = [run(OURS, "graph", [10.0]), run(OPACUS, "hooks", [20.0])]
+        (axes,) = compare.draw(compare.summarized(runs)).axes
+        assert axes.get_xlim() == (0, 21)
+        runs.append(run(OPACUS, "ghost", [400.0]))
+        (axes,) = compare.draw(compare.summarized(runs)).axes
+        assert axes.get_xlim() == (0, 30)
+        assert [text.get_text() for text in axes.texts] == ["400 "]
+
     def test_files(self, tmp_path):
         text = compare.write(RUNS, tmp_path, "the command")
         assert (tmp_path / "table.md").read_text("utf-8") == text
@@ -95,7 +104,10 @@ class TestMeasure:
 
         def answer(task, seconds, timeout):
             asked.append(task)
-            return run(task["framework"], task["method"], [5.0]) | task
+            title = compare.FRAMEWORKS[task["framework"]][1]
+            found = run(title, task["method"], [5.0])
+            del found["round"]
+            return found
 
         monkeypatch.setattr(compare, "_run", answer)
         return asked
@@ -115,6 +127,12 @@ class TestMeasure:
                 (OPACUS, "hooks"),
             )
         ]
+
+    def test_is_kept_under_the_names_that_were_asked_for(self, tmp_path, asked):
+        """Programs write the titles of their frameworks."""
+        runs = self.measured(tmp_path, frameworks=(OPACUS,))
+        assert {r["framework"] for r in runs} == {OPACUS}
+        assert "| Opacus | hooks |" in compare.write(runs, tmp_path, "")
 
     def test_goes_on(self, tmp_path, asked):
         first = self.measured(tmp_path, rounds=1)

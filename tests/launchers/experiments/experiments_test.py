@@ -1,10 +1,13 @@
+import copy
+import dataclasses
 import re
 
 import numpy as np
 import pytest
 
-from launchers import config_objects, experiments, train_config
-from launchers.experiments import trials
+from launchers import config_objects, experiments, figures, train_config
+from launchers.experiments import results, trials
+from tests.launchers.experiments import finished_trials
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +98,32 @@ class TestEveryExperiment:
             name = trial.method.partition(", σ")[0]
             name, _, not_private = name.partition(", not private")
             assert kind == kinds[name]
+
+    def test_figures_are_drawn(self, experiment, tmp_path):
+        """Of what trials leave, two seeds of each setting."""
+        done = []
+        for trial in experiment.trials:
+            if trial.config.seed > 1:
+                continue
+            config = copy.deepcopy(trial.config)
+            config.epsilon = None
+            config.noise_multiplier = config.noise_multiplier or 4.0
+            done.append(dataclasses.replace(trial, config=config))
+            finished_trials.write(
+                tmp_path,
+                done[-1],
+                accuracy=0.5,
+                errors=[0.4, 0.2],
+                spectra=[[3.0, 2.0, 1.0], [2.0, 1.0, 0.5]],
+                residuals=([0.2, 0.4], [0.4, 0.8]),
+            )
+        found = results.Results(
+            dataclasses.replace(experiment, trials=tuple(done)), tmp_path
+        )
+        assert experiment.figures
+        with figures.style():
+            for draw in experiment.figures.values():
+                draw(found).draw_without_rendering()
 
     def test_shortened_runs_begin_as_late_in_proportion(self, experiment):
         short = experiment.shortened(0.1)
