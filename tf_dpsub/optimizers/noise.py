@@ -8,8 +8,8 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
-# Numbers drawn at a time on a CPU: what lies between random bits and noise stays
-# in its cache.
+# Numbers drawn at a time on a CPU: what lies between random bits and noise
+# stays in its cache.
 _AT_ONCE = 2**18
 
 
