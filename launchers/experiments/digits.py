@@ -44,7 +44,7 @@ _POWERSGD = {
     )
 }
 _PRECISIONS = {"float32": "float32", "bfloat16": "mixed_bfloat16"}
-_PRECISION_SEEDS = range(10)
+_PRECISION_SEEDS = range(5)
 
 
 def _config(fields, epsilon, rate, seed):
@@ -133,7 +133,7 @@ def precision(inputs):
         notes=(
             "In bfloat16 the model computes; weights, norms, sums and noise "
             "are float32.",
-            f"As digits_methods, with the learning rate 0.1; carriers of "
+            "As digits_methods, with the learning rate 0.1; carriers of "
             f"DP-PowerSGD have rank {_CARRIER_RANK}.",
         ),
     )

@@ -57,14 +57,13 @@ class NoiseKey:
 def gaussian(key, shapes: list, stddevs: list, secure: bool = False) -> list:
     """Draws independent Gaussian noise of several shapes.
 
-    Formal guarantees: a draw is made by the Box-Muller transform of 63 random
-    bits, and reaches 6.66 standard deviations. Each number is the sum of two
-    independent draws, divided by sqrt(2): what is missing of the tail beyond 8
-    standard deviations is below 1e-15, and the whole differs from a Gaussian
-    by 6e-11 in total variation, where one draw of
-    `tf.random.stateless_normal`, which ends at 5.7, differs by 1e-8. With
-    `secure`, it is the sum of four draws, divided by 2, of the operating
-    system's cryptographic generator.
+    Formal guarantees: draws are made in pairs, by the Box-Muller transform of
+    63 random bits. Their radius ends at 6.66 standard deviations, beyond which
+    a pair lies once in 2^32; that of `tf.random.stateless_normal` ends at 5.68,
+    once in 10^7. Each number is the sum of two independent draws, divided by
+    sqrt(2): what is missing of its tail beyond 8 standard deviations is below
+    1e-15. With `secure`, it is the sum of four draws, divided by 2, of the
+    operating system's cryptographic generator.
 
     Args:
         key: int64 tensor of shape `[2]`, used for this call alone.

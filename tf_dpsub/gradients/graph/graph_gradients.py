@@ -290,17 +290,18 @@ class GraphGradients(operator.PerExampleGradients):
         return [self._parts[operator.tf_variable(v).ref()] for v in variables]
 
     def sq_norms(self, variables=None):
-        norms = tf.add_n([self._sq_norms[s] for s, _ in self._of(variables)])
-        return tf.where(self.valid, norms, 0.0)
+        return self._total(self._sq_norms, variables)
 
     def sq_norm_bounds(self, variables=None):
-        magnitudes = tf.add_n(
-            [self._magnitudes[s] for s, _ in self._of(variables)]
+        margin = operator.ROUNDING_MARGIN * self._total(
+            self._magnitudes, variables
         )
-        bounds = (
-            self.sq_norms(variables) + operator.ROUNDING_MARGIN * magnitudes
-        )
-        return tf.where(self.valid, bounds, 0.0)
+        return self.sq_norms(variables) + margin
+
+    def _total(self, of_sites, variables):
+        """Sums over the sites of variables; zero where not valid."""
+        total = tf.add_n([of_sites[s] for s, _ in self._of(variables)])
+        return tf.where(self.valid, total, 0.0)
 
     def rows(self, variable):
         ((site, view),) = self._of([variable])
