@@ -24,7 +24,7 @@ class StoredGradients(operator.PerExampleGradients):
         rows = [tf.cast(row, tf.float32) for row in rows]
         sq_norms = [operator.sum_squares(row) for row in rows]
         self.valid = tf.math.is_finite(
-            (1 + operator.ROUNDING_MARGIN) * tf.add_n(sq_norms)
+            (1 + operator.ROUNDING_MARGIN) * operator.add_in_order(sq_norms)
         )
         keys = [operator.tf_variable(v).ref() for v in self.variables]
         self._rows = {
@@ -38,7 +38,7 @@ class StoredGradients(operator.PerExampleGradients):
 
     def sq_norms(self, variables=None):
         variables = self.variables if variables is None else variables
-        return tf.add_n(
+        return operator.add_in_order(
             [self._sq_norms[operator.tf_variable(v).ref()] for v in variables]
         )
 

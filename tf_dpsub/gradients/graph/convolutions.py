@@ -8,7 +8,11 @@ import tensorflow as tf
 from tf_dpsub.gradients.graph import sites
 from tf_dpsub.gradients.graph.constants import static_shape
 from tf_dpsub.gradients.graph.states import Unproven
-from tf_dpsub.gradients.operator import scale_rows, sum_squares
+from tf_dpsub.gradients.operator import (
+    add_in_order,
+    scale_rows,
+    sum_squares,
+)
 
 # Filter taps with fewer channels than this are not worth a matrix product
 # each, where the filter meets every place and where it skips some.
@@ -41,7 +45,7 @@ class Convolution(sites.Site):
 
     def sq_norms(self):
         products = self._geometry.products_by_tap(*self.factors)
-        return tf.add_n([sum_squares(p) for p in products])
+        return add_in_order([sum_squares(p) for p in products])
 
     def rows(self):
         return self._geometry.rows(*self.factors)

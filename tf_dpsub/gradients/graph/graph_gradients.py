@@ -268,7 +268,7 @@ class GraphGradients(operator.PerExampleGradients):
         """Zeroes the examples whose gradients cannot be squared safely."""
         own = list(dict.fromkeys(site for site, _ in self._parts.values()))
         self._magnitudes = {site: site.sq_magnitudes() for site in own}
-        total = tf.add_n(list(self._magnitudes.values()))
+        total = operator.add_in_order(list(self._magnitudes.values()))
         self.valid = total < _LARGEST_SQUARE
         self._sq_norms = {site: site.sq_norms() for site in own}
         factors = [site.factors for site in own]
@@ -300,7 +300,9 @@ class GraphGradients(operator.PerExampleGradients):
 
     def _total(self, of_sites, variables):
         """Sums over the sites of variables; zero where not valid."""
-        total = tf.add_n([of_sites[s] for s, _ in self._of(variables)])
+        total = operator.add_in_order(
+            [of_sites[s] for s, _ in self._of(variables)]
+        )
         return tf.where(self.valid, total, 0.0)
 
     def rows(self, variable):

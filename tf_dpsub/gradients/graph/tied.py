@@ -3,6 +3,7 @@
 import tensorflow as tf
 
 from tf_dpsub.gradients.graph import sites
+from tf_dpsub.gradients.operator import add_in_order
 
 
 def is_factored(found: list):
@@ -47,7 +48,7 @@ class Tied(sites.Site):
 
     def sq_magnitudes(self):
         magnitudes = [tf.sqrt(site.sq_magnitudes()) for site, _ in self._found]
-        return tf.square(tf.add_n(magnitudes))
+        return tf.square(add_in_order(magnitudes))
 
     def sq_norms(self):
         factors = [_factors(site, view) for site, view in self._found]
