@@ -116,6 +116,37 @@ def test_states_are_restored_after_the_check():
     np.testing.assert_array_equal(seeds.state.numpy(), before)
 
 
+class _Noisy(keras.layers.Layer):
+    def call(self, x):
+        return x * tf.random.normal(x.shape)
+
+
+@pytest.mark.parametrize(
+    ("make", "forward_passes"), [(lambda: L.Dropout(0.5), 2), (_Noisy, 1)]
+)
+def test_the_check_repeats_a_forward_pass_that_states_determine(
+    make, forward_passes
+):
+    """Then rows and the ordinary gradient are never in memory together."""
+    model = keras.Sequential([L.Dense(2), make()])
+    model.build((4, 3))
+    traced = []
+
+    def loss_fn(batch):
+        traced.append(batch)
+        return tf.reduce_sum(tf.square(model(batch, training=True)), 1), batch
+
+    chosen = selection.select_implementation(
+        loss_fn,
+        tf.TensorSpec([4, 3]),
+        model.trainable_variables,
+        states=model.non_trainable_variables,
+        requested="graph",
+    )
+    assert chosen == "graph"
+    assert len(traced) == forward_passes
+
+
 def test_changed_states_are_the_seeds_of_dropout():
     model = _model((3,), L.Dense(2), L.Dropout(0.5))
     frozen = L.Dense(2)

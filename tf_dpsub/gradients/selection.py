@@ -144,10 +144,15 @@ def _name(handle):
 
 
 def _self_check(loss_fn, inputs, variables, states):
-    """Relative error of a weighted sum of rows, on synthetic inputs."""
+    """Relative error of a weighted sum of rows, on synthetic inputs.
+
+    The rows and the ordinary gradient are computed one after the other, so
+    that there is never more in memory than a step needs. A forward pass that
+    draws what no state determines cannot be repeated: it serves both.
+    """
     plain = [operator.tf_variable(v) for v in variables]
 
-    def check(batch):
+    def by_rows(batch):
         found = []
 
         def observed(batch):
@@ -156,27 +161,47 @@ def _self_check(loss_fn, inputs, variables, states):
             return losses, aux
 
         rows, _ = gradients.per_example_gradients(observed, batch, variables)
+        (losses,) = found
+        draws = effects.draws(losses.graph)
         c = tf.where(rows.valid, tf.random.uniform([rows.batch_size]), 0.0)
-        sums = rows.weighted_sum(c)
-        losses = tf.where(rows.valid, found[0], 0.0)
-        expected = tf.gradients(tf.reduce_sum(c * losses), plain)
-        errors = []
-        for total, gradient in zip(sums, expected):
-            if gradient is None:
-                gradient = tf.zeros_like(total)
-            gradient = tf.cast(tf.convert_to_tensor(gradient), tf.float32)
-            errors.append([tf.norm(total - gradient), tf.norm(gradient)])
-        return tf.linalg.global_norm([e for e, _ in errors]) / (
-            tf.linalg.global_norm([n for _, n in errors]) + 1e-30
-        )
+        expected = ordinary(losses, c, rows.valid) if draws else None
+        return rows.weighted_sum(c), expected, c, rows.valid
 
-    check = trace(check, inputs)
-    before = [tf.identity(operator.tf_variable(v)) for v in states]
-    error = float(check(tf.nest.map_structure(_synthetic, inputs)))
-    for variable, value in zip(states, before):
-        operator.tf_variable(variable).assign(value)
+    def ordinary(losses, c, valid):
+        losses = tf.where(valid, losses, 0.0)
+        return [
+            tf.zeros(v.shape)
+            if g is None
+            else tf.cast(tf.convert_to_tensor(g), tf.float32)
+            for v, g in zip(
+                plain, tf.gradients(tf.reduce_sum(c * losses), plain)
+            )
+        ]
+
+    def without_rows(arguments):
+        batch, *weights = arguments
+        return ordinary(loss_fn(batch)[0], *weights)
+
+    batch = tf.nest.map_structure(_synthetic, inputs)
+    sums, expected, *weights = _run(by_rows, batch, states)
+    if expected is None:
+        expected = _run(without_rows, [batch, *weights], states)
+    difference = tf.linalg.global_norm(
+        [total - g for total, g in zip(sums, expected)]
+    )
+    error = float(difference / (tf.linalg.global_norm(expected) + 1e-30))
     # Where random labels have no finite loss, there is nothing to compare.
     return error if error == error else 0.0
+
+
+def _run(function, inputs, states):
+    """What a function returns; states are afterwards what they were."""
+    traced = trace(function, inputs)
+    before = [tf.identity(operator.tf_variable(v)) for v in states]
+    outputs = traced(inputs)
+    for variable, value in zip(states, before):
+        operator.tf_variable(variable).assign(value)
+    return outputs
 
 
 def _synthetic(spec):

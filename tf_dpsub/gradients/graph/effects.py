@@ -8,20 +8,24 @@ from tensorflow.python.framework import op_def_registry
 from tf_dpsub.gradients.graph import functions
 from tf_dpsub.gradients.graph.states import Unproven, UpdatesState
 
+# Random numbers that no variable determines.
+_DRAWS = (
+    "Multinomial",
+    "ParameterizedTruncatedNormal",
+    "Random",
+    "TruncatedNormal",
+)
 # Stateful by name, but nothing later can read what they were given.
 _HARMLESS = (
+    *_DRAWS,
     "Assert",
     "LookupTableExport",
     "LookupTableFind",
     "LookupTableSize",
-    "Multinomial",
-    "ParameterizedTruncatedNormal",
     "Print",
-    "Random",
     "ReadVariableOp",
     "ResourceGather",
     "Stateless",
-    "TruncatedNormal",
     "VarIsInitializedOp",
     "VariableShape",
 )
@@ -114,3 +118,19 @@ def written_resources(graph):
         ):
             written.update(h.ref() for h in handles)
     return written
+
+
+def draws(graph):
+    """Whether a graph draws random numbers that no variable determines."""
+    return any(
+        kind.startswith(_DRAWS)
+        for op in graph.get_operations()
+        for kind in (
+            op.type,
+            *(
+                node.op
+                for definition in functions.called(op)
+                for node in definition.node_def
+            ),
+        )
+    )
