@@ -19,6 +19,10 @@ from tf_dpsub.gradients.operator import (
 _CHANNELS_PER_PRODUCT = 4
 _CHANNELS_PER_STRIDED_PRODUCT = 32
 
+# Rows are kept, too, where they are not larger than this many times what they
+# are made of: the weighted sum would be as many operations again.
+_KEPT_TIMES = 3
+
 
 class Convolution(sites.Site):
     """Rows that are too large to keep; the sum is one filter gradient.
@@ -48,7 +52,8 @@ class Convolution(sites.Site):
         return add_in_order([sum_squares(p) for p in products])
 
     def rows(self):
-        return self._geometry.rows(*self.factors)
+        products = self._geometry.products(*self.factors)
+        return sites.Stored(self.weight, *products).rows()
 
     def weighted_sum(self, c):
         image, map_ = self.factors
@@ -97,23 +102,21 @@ class _Geometry:
             paddings.append([total // 2, total - total // 2])
         return paddings
 
-    def _views(self, image, places):
-        """What each tap sees: `[batch, extra, *places, channels]` by tap."""
-        image = tf.pad(image, [[0, 0], [0, 0], *self._paddings(), [0, 0]])
-        for tap in itertools.product(*(range(n) for n in self.taps)):
-            window = [slice(None), slice(None)]
-            for at, n, stride, dilation in zip(
-                tap, places, self.strides[1:-1], self.dilations[1:-1]
-            ):
-                start = at * dilation
-                window.append(slice(start, start + (n - 1) * stride + 1))
-            view = image[tuple(window)]
-            # Slices with a stride take some ten times as long.
-            for axis, stride in enumerate(self.strides[1:-1], 2):
-                if stride > 1:
-                    kept = np.arange(0, view.shape[axis], stride)
-                    view = tf.gather(view, kept, axis=axis)
-            yield view
+    def _view(self, image, tap, places):
+        """What a tap sees of a padded image, `[batch, extra, *places, ...]`."""
+        window = [slice(None), slice(None)]
+        for at, n, stride, dilation in zip(
+            tap, places, self.strides[1:-1], self.dilations[1:-1]
+        ):
+            start = at * dilation
+            window.append(slice(start, start + (n - 1) * stride + 1))
+        view = image[tuple(window)]
+        # Slices with a stride take some ten times as long.
+        for axis, stride in enumerate(self.strides[1:-1], 2):
+            if stride > 1:
+                kept = np.arange(0, view.shape[axis], stride)
+                view = tf.gather(view, kept, axis=axis)
+        return view
 
     def _grouped(self, x):
         """`[batch, groups, t, channels of a group]`."""
@@ -126,15 +129,22 @@ class _Geometry:
     def products_by_tap(self, image, map_):
         """Rows of one tap after another, `[batch, groups, channels, n]`."""
         right = self._grouped(map_)
-        for view in self._views(image, static_shape(map_)[2:-1]):
-            yield tf.matmul(self._grouped(view), right, transpose_a=True)
+        places = static_shape(map_)[2:-1]
+        paddings = [[0, 0], [0, 0], *self._paddings(), [0, 0]]
+        products: list = []
+        # What a tap sees is as large as the image: not before it is needed,
+        # and of two taps at a time.
+        with tf.control_dependencies([map_]):
+            image = tf.pad(image, paddings)
+        for tap in itertools.product(*(range(n) for n in self.taps)):
+            with tf.control_dependencies(products[-2:-1]):
+                view = self._view(image, tap, places)
+            left = self._grouped(view)
+            products.append(tf.matmul(left, right, transpose_a=True))
+        return products
 
     def products(self, image, map_):
-        """Rows, and the order that gives the filter's axes.
-
-        Returns:
-            `[batch, *axes]`, and the list of int that `sites.Stored` takes.
-        """
+        """Rows and order of their axes, as `sites.Stored` takes them."""
         batch = image.shape[0]
         if self._has_patches():
             patches = self._patches(image)  # [batch, t, channels * taps]
@@ -142,16 +152,8 @@ class _Geometry:
             products = tf.matmul(patches, right, transpose_a=True)
             axes = [self.shape[-2], sites.size(self.taps), self.shape[-1]]
             return tf.reshape(products, [batch, *axes]), [1, 0, 2]
-        products = list(self.products_by_tap(image, map_))
-        # [batch, taps, groups, channels, filters of a group]
-        return tf.stack(products, 1), [0, 2, 1, 3]
-
-    def rows(self, image, map_):
-        """`[batch, *shape]`."""
-        products, order = self.products(image, map_)
-        order = [0] + [axis + 1 for axis in order]
-        rows = tf.transpose(products, order)
-        return tf.reshape(rows, [image.shape[0], *self.shape])
+        # [batch, groups, channels, filters of a group], by tap
+        return self.products_by_tap(image, map_), [0, 2, 1, 3]
 
     def _has_patches(self):
         few = _CHANNELS_PER_PRODUCT
@@ -232,7 +234,11 @@ def convolution(op, k, gradient, operand_state, gradient_state, batch_size):
     geometry = _Geometry(
         op, static_shape(op.inputs[k]), static_shape(image)[2:]
     )
-    if batch_size * sites.size(geometry.shape) <= sites.KEPT_ROWS:
+    kept = max(
+        sites.KEPT_ROWS,
+        _KEPT_TIMES * (sites.size(image.shape) + sites.size(map_.shape)),
+    )
+    if batch_size * sites.size(geometry.shape) <= kept:
         return sites.Stored(op.inputs[k], *geometry.products(image, map_))
     return Convolution(op.inputs[k], image, map_, geometry)
 

@@ -198,9 +198,17 @@ class GraphGradients(operator.PerExampleGradients):
             elif build is not sites.contraction:
                 gradient = tf.cast(gradient, tf.float32)
             try:
-                self._sites[op, k] = build(
-                    site_op, at, gradient, operand_state, state, self.batch_size
-                )
+                # Else copies of the operand would wait for the gradient, from
+                # the forward pass on.
+                with tf.control_dependencies([gradient]):
+                    self._sites[op, k] = build(
+                        site_op,
+                        at,
+                        gradient,
+                        operand_state,
+                        state,
+                        self.batch_size,
+                    )
             except Unproven as e:
                 raise Unproven(f"{what} {e}") from e
 

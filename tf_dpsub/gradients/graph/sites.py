@@ -20,6 +20,7 @@ from tf_dpsub.gradients.graph import operations
 from tf_dpsub.gradients.graph.constants import static_shape
 from tf_dpsub.gradients.graph.states import Unproven
 from tf_dpsub.gradients.operator import (
+    add_in_order,
     combine_rows,
     inner_products,
     scale_rows,
@@ -128,29 +129,37 @@ class Stored(Site):
 
     Args:
         weight: the tensor that enters the operation.
-        rows: `[batch, *axes]`.
+        rows: `[batch, *axes]`, or a list of them, the parts along one more
+            axis in front of `axes`.
         order: list of int, the transposition of `axes` that gives, up to a
             reshape, the weight's. Defaults to `None`, no transposition.
     """
 
     def __init__(self, weight, rows, order: list | None = None):
-        super().__init__(weight, [rows])
+        self._is_whole = not isinstance(rows, list)
+        super().__init__(weight, [rows] if self._is_whole else rows)
         self._order = order or list(range(rows.shape.rank - 1))
 
     def sq_magnitudes(self):
         return self.sq_norms()
 
     def sq_norms(self):
-        return sum_squares(self.factors[0])
+        return add_in_order([sum_squares(part) for part in self.factors])
 
     def rows(self):
         order = [0] + [axis + 1 for axis in self._order]
-        rows = _transpose(self.factors[0], order)
+        rows = _transpose(self._whole(self.factors, 1), order)
         return tf.reshape(rows, [self.batch_size, *self.shape])
 
     def weighted_sum(self, c):
-        total = tf.tensordot(c, tf.cast(self.factors[0], c.dtype), 1)
-        return tf.reshape(_transpose(total, self._order), self.shape)
+        totals = [
+            tf.tensordot(c, tf.cast(part, c.dtype), 1) for part in self.factors
+        ]
+        total = _transpose(self._whole(totals, 0), self._order)
+        return tf.reshape(total, self.shape)
+
+    def _whole(self, parts, axis):
+        return parts[0] if self._is_whole else tf.stack(parts, axis)
 
 
 class OuterProducts(Site):
