@@ -134,7 +134,7 @@ class TestGaussian:
 
     def test_draws_in_pieces(self, monkeypatch):
         """No piece repeats another, whether tensors share it or fill many."""
-        monkeypatch.setattr(noise, "_AT_ONCE", 1000)
+        monkeypatch.setattr(noise, "AT_ONCE", 1000)
         shapes = [[7], [90_500], [990], [30, 30], [300, 300]]
         draws = [np.ravel(z) for z in draw(shapes)]
         for z in (*draws[1::3], np.concatenate(draws)):
@@ -145,7 +145,7 @@ class TestGaussian:
         assert np.abs(correlations).max() < 6 / np.sqrt(1000)
 
     def test_draws_as_a_whole_where_xla_compiles(self, monkeypatch):
-        monkeypatch.setattr(noise, "_AT_ONCE", 10)
+        monkeypatch.setattr(noise, "AT_ONCE", 10)
 
         def loops(jit_compile):
             step = tf.function(

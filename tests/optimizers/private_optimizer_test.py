@@ -309,6 +309,22 @@ class TestRelease:
             before = kernel.numpy()
         assert np.unique(np.round(moved, 6)).size > 140
 
+    def test_much_noise_does_not_wait_in_memory_for_the_sums(self, monkeypatch):
+        monkeypatch.setattr(noise, "AT_ONCE", 999)
+        for size in (999, 1000):
+            optimizer = built(zeros(size))
+            step = tf.function(lambda s, o=optimizer: o.release([s]))
+            graph = step.get_concrete_function(tf.TensorSpec([size])).graph
+            after = {graph.inputs[0].op}
+            draws = []
+            for op in graph.get_operations():
+                if after & {*(i.op for i in op.inputs), *op.control_inputs}:
+                    after.add(op)
+                is_draw = op.type.startswith("StatelessRandomUniformFullInt")
+                if "While" in op.type or is_draw and op.outputs[0].shape[0] > 2:
+                    draws.append(op in after)
+            assert draws and set(draws) == {size > noise.AT_ONCE}
+
     def test_secure_noise(self):
         kernel = zeros(3000)
         optimizer = built(kernel, secure_noise=True)

@@ -10,7 +10,7 @@ from tensorflow.python.ops import control_flow_util
 
 # Numbers drawn at a time on a CPU: what lies between random bits and noise
 # stays in its cache.
-_AT_ONCE = 2**18
+AT_ONCE = 2**18
 
 
 class NoiseKey:
@@ -88,8 +88,8 @@ def gaussian(key, shapes: list, stddevs: list, secure: bool = False) -> list:
 
 def _normal(key, counts):
     """Standard normal numbers; one draw serves all that are few."""
-    few = [k for k, count in enumerate(counts) if count <= _AT_ONCE]
-    many = [k for k, count in enumerate(counts) if count > _AT_ONCE]
+    few = [k for k, count in enumerate(counts) if count <= AT_ONCE]
+    many = [k for k, count in enumerate(counts) if count > AT_ONCE]
     parts = [few, *([k] for k in many)]
     keys = tf.unstack(tf.random.experimental.stateless_split(key, len(parts)))
     draws = {}
@@ -101,13 +101,13 @@ def _normal(key, counts):
 
 
 def _in_pieces(key, count):
-    if count <= _AT_ONCE or _is_fast_as_a_whole():
+    if count <= AT_ONCE or _is_fast_as_a_whole():
         return _sums_of_two(key, count)
-    pieces = -(-count // _AT_ONCE)
+    pieces = -(-count // AT_ONCE)
     numbers = tf.map_fn(
-        lambda piece_key: _sums_of_two(piece_key, _AT_ONCE),
+        lambda piece_key: _sums_of_two(piece_key, AT_ONCE),
         tf.random.experimental.stateless_split(key, pieces),
-        fn_output_signature=tf.TensorSpec([_AT_ONCE], tf.float32),
+        fn_output_signature=tf.TensorSpec([AT_ONCE], tf.float32),
     )
     return tf.reshape(numbers, [-1])[:count]
 

@@ -253,9 +253,13 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
             # The sums of replicas must not be rounded before they meet.
             sums = [tf.cast(s, tf.float64) for s in sums]
         if any(self.noise_stddevs()) and _is_first_replica():
-            # Else noise is drawn, and takes memory, before any gradient.
-            with tf.control_dependencies(sums):
-                draws = self.draw_noise(key, [s.shape for s in sums])
+            shapes = [s.shape for s in sums]
+            # Much noise would wait in memory for the gradients; little is
+            # drawn beside them.
+            size = sum(shape.num_elements() for shape in shapes)
+            is_much = size > noise.AT_ONCE
+            with tf.control_dependencies(sums if is_much else []):
+                draws = self.draw_noise(key, shapes)
             sums = [s + tf.cast(z, s.dtype) for s, z in zip(sums, draws)]
         if replicas > 1:
             sums = tf.distribute.get_replica_context().all_reduce(

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tf_dpsub import gradients
-from tf_dpsub.gradients.graph import sites
+from tf_dpsub.gradients.graph import convolutions, sites
 
 BATCH = 5
 
@@ -96,21 +96,65 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("kept_rows", [2**22, 0])
-@pytest.mark.parametrize("name", MODELS)
-def test_sites_equal_one_example_at_a_time(monkeypatch, name, kept_rows):
-    monkeypatch.setattr(sites, "KEPT_ROWS", kept_rows)
+@pytest.fixture(params=[True, False], ids=["kept", "formed_again"])
+def rows_kept(request, monkeypatch):
+    """Rows are kept if there is a choice, or never."""
+    if not request.param:
+        monkeypatch.setattr(sites, "KEPT_ROWS", 0)
+        monkeypatch.setattr(convolutions, "KEPT_TIMES", 0)
+
+
+def _model_of(name):
     shape, layers = MODELS[name]
     layers = [type(la).from_config(la.get_config()) for la in layers]
-    model = _model(shape, *layers, L.Activation("tanh"))
-    _assert_same(model, _normal(*shape))
+    return _model(shape, *layers, L.Activation("tanh")), _normal(*shape)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_sites_equal_one_example_at_a_time(rows_kept, name):
+    _assert_same(*_model_of(name))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_nothing_made_of_an_operand_waits_for_the_gradient(
+    rows_kept, monkeypatch, name
+):
+    """Else a step's peak holds copies of all inputs of all layers."""
+    monkeypatch.setattr(sites, "LARGE", 0)
+    model, x = _model_of(name)
+    forward = []
+
+    def loss_fn(batch):
+        losses, outputs = _losses(model)(batch)
+        forward.extend(losses.graph.get_operations())
+        return losses, outputs
+
+    @tf.function(autograph=False)
+    def compute(x, y):
+        rows, _ = gradients.per_example_gradients(
+            loss_fn, (x, y), model.trainable_variables, "graph"
+        )
+        return rows.sq_norms(), rows.weighted_sum(tf.ones([BATCH]))
+
+    graph = compute.get_concrete_function(x, np.zeros(BATCH, "f")).graph
+    forward = set(forward)
+    by_input, by_gradient, waiting = {graph.inputs[0].op}, set(), []
+    for op in graph.get_operations():  # Each after all that it needs.
+        operands = {i.op for i in op.inputs}
+        if operands & by_input:
+            by_input.add(op)
+        if op in forward:
+            continue
+        backward = op.name.startswith("gradients/") and op in by_input
+        if backward or (operands | set(op.control_inputs)) & by_gradient:
+            by_gradient.add(op)
+        elif op in by_input and not op.name.startswith("gradients/"):
+            waiting += [t for t in op.outputs if t.shape.rank]
+    assert by_gradient and not waiting
 
 
 @pytest.mark.parametrize("padding", [[[0, 0], [1, 2], [2, 0], [0, 0]]])
-@pytest.mark.parametrize("kept_rows", [2**22, 0])
-def test_explicit_padding(monkeypatch, padding, kept_rows):
-    monkeypatch.setattr(sites, "KEPT_ROWS", kept_rows)
-
+def test_explicit_padding(rows_kept, padding):
     class Conv(keras.layers.Layer):
         def build(self, shape):
             self.kernel = self.add_weight(shape=(3, 2, shape[-1], 4))
@@ -132,9 +176,7 @@ class _TiedLanguageModel(keras.layers.Layer):
         return keras.ops.matmul(x, keras.ops.transpose(self.table))
 
 
-@pytest.mark.parametrize("kept_rows", [2**22, 0])
-def test_tied_table(monkeypatch, kept_rows):
-    monkeypatch.setattr(sites, "KEPT_ROWS", kept_rows)
+def test_tied_table(rows_kept):
     layer = _TiedLanguageModel()
     layer.build((None, 8))
     # Repeated tokens: terms of one example meet in the same entries.

@@ -21,7 +21,7 @@ _CHANNELS_PER_STRIDED_PRODUCT = 32
 
 # Rows are kept, too, where they are not larger than this many times what they
 # are made of: the weighted sum would be as many operations again.
-_KEPT_TIMES = 3
+KEPT_TIMES = 3
 
 
 class Convolution(sites.Site):
@@ -134,7 +134,7 @@ class _Geometry:
         products: list = []
         # What a tap sees is as large as the image: not before it is needed,
         # and of two taps at a time.
-        with tf.control_dependencies([map_]):
+        with sites.not_before(map_):
             image = tf.pad(image, paddings)
         for tap in itertools.product(*(range(n) for n in self.taps)):
             with tf.control_dependencies(products[-2:-1]):
@@ -236,7 +236,7 @@ def convolution(op, k, gradient, operand_state, gradient_state, batch_size):
     )
     kept = max(
         sites.KEPT_ROWS,
-        _KEPT_TIMES * (sites.size(image.shape) + sites.size(map_.shape)),
+        KEPT_TIMES * (sites.size(image.shape) + sites.size(map_.shape)),
     )
     if batch_size * sites.size(geometry.shape) <= kept:
         return sites.Stored(op.inputs[k], *geometry.products(image, map_))

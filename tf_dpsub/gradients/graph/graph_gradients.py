@@ -198,9 +198,7 @@ class GraphGradients(operator.PerExampleGradients):
             elif build is not sites.contraction:
                 gradient = tf.cast(gradient, tf.float32)
             try:
-                # Else copies of the operand would wait for the gradient, from
-                # the forward pass on.
-                with tf.control_dependencies([gradient]):
+                with sites.not_before(gradient):
                     self._sites[op, k] = build(
                         site_op,
                         at,

@@ -30,6 +30,11 @@ from tf_dpsub.gradients.operator import (
 # Up to so many floats, rows are kept: the weighted sum then reuses them.
 KEPT_ROWS = 2**22
 
+# Copies of so many floats or more are not made before they are needed: those
+# of all inputs of all layers would be in memory at the peak of a step. Smaller
+# ones may be made while a core is idle.
+LARGE = 2**20
+
 # Below this share of the magnitudes in it, a norm computed from Gram matrices
 # has lost too many digits: rows are formed instead.
 CANCELLATION = 2.0**-12
@@ -42,6 +47,12 @@ _UNDERFLOW = 2.0**-100
 def size(shape):
     """Number of entries, an int."""
     return int(np.prod(shape, dtype=np.int64))
+
+
+def not_before(gradient):
+    """A context whose operations wait for the gradient at a site, if large."""
+    is_large = size(gradient.shape) >= LARGE
+    return tf.control_dependencies([gradient] if is_large else [])
 
 
 def batch_first(tensor, state, batch_size, dtype=tf.float32):
