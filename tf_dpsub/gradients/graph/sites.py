@@ -33,7 +33,7 @@ KEPT_ROWS = 2**22
 # Copies of so many floats or more are not made before they are needed: those
 # of all inputs of all layers would be in memory at the peak of a step. Smaller
 # ones may be made while a core is idle.
-LARGE = 2**20
+LARGE = 2**18
 
 # Below this share of the magnitudes in it, a norm computed from Gram matrices
 # has lost too many digits: rows are formed instead.
