@@ -25,6 +25,8 @@ from matplotlib import ticker
 
 from launchers import figures, whole_file
 
+_TICKS = (1, 1.5, 2, 3, 5, 7)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Axis:
@@ -327,9 +329,10 @@ def draw(found):
             axes.set_xscale("log")
             axes.set_yscale("log")
             axes.set_xticks(sizes, [str(s) for s in sizes])
+            axes.yaxis.set_major_locator(ticker.LogLocator(subs=_TICKS))
+            axes.yaxis.set_major_formatter(ticker.StrMethodFormatter("{x:,g}"))
             for part in (axes.xaxis, axes.yaxis):
-                part.set_minor_formatter(ticker.NullFormatter())
-            axes.xaxis.set_minor_locator(ticker.NullLocator())
+                part.set_minor_locator(ticker.NullLocator())
             axes.set_ylabel(unit)
             figures.tidy(axes)
         figures.subtitle(grid[0][column], AXES[name].title)
