@@ -131,7 +131,7 @@ class _Geometry:
         right = self._grouped(map_)
         places = static_shape(map_)[2:-1]
         paddings = [[0, 0], [0, 0], *self._paddings(), [0, 0]]
-        products: list = []
+        products = []
         # What a tap sees is as large as the image: not before it is needed,
         # and of two taps at a time.
         with sites.not_before(map_):
