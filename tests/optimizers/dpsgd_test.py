@@ -268,6 +268,7 @@ class TestSensitivity:
     def test_rows_that_are_too_large_to_keep(self, model, kind, monkeypatch):
         built = []
         monkeypatch.setattr(sites, "KEPT_ROWS", 0)
+        monkeypatch.setattr(convolutions, "KEPT_TIMES", 0)
         original = kind.__init__
 
         def record(self, *args):
@@ -283,6 +284,7 @@ class TestSensitivity:
     def test_among_many(self, model, monkeypatch):
         """A sum of hundreds of clips is not rounded by a clip."""
         monkeypatch.setattr(sites, "KEPT_ROWS", 0)
+        monkeypatch.setattr(convolutions, "KEPT_TIMES", 0)
         step = build_step(model, "mixed_bfloat16")
         x, t = step.ordinary(np.random.default_rng(0), batch=512)
         x[:], t[:] = x[0], t[0]
