@@ -93,6 +93,8 @@ MODELS = {
     "conv_1d": ((12, 3), [L.Conv1D(4, 3, padding="causal")]),
     "conv_3d": ((5, 5, 5, 2), [L.Conv3D(3, 2, padding="same")]),
     "conv_3d_transposed": ((3, 3, 3, 2), [L.Conv3DTranspose(2, 2, 2)]),
+    "steps_gram": ((3, 8), [L.LSTM(20, unroll=True)]),
+    "steps_rows": ((12, 3), [L.SimpleRNN(4, unroll=True)]),
 }
 
 
@@ -183,6 +185,23 @@ def test_tied_table(rows_kept):
     tokens = np.random.default_rng(0).integers(0, 9, (BATCH, 8)).astype("int32")
     inputs = keras.Input((8,), dtype="int32")
     _assert_same(keras.Model(inputs, layer(inputs)), tokens)
+
+
+def test_steps_of_a_loop_are_terms_of_one_site():
+    """Else each has rows of its own, and all of them are added up."""
+    model, x = _model_of("steps_gram")
+    found = []
+
+    @tf.function(autograph=False)
+    def compute(x, y):
+        rows, _ = gradients.per_example_gradients(
+            _losses(model), (x, y), model.trainable_variables, "graph"
+        )
+        found.extend(site for site, _ in rows._parts.values())
+        return rows.sq_norms()
+
+    compute(x, np.zeros(BATCH, "f"))
+    assert found[0].terms == 3
 
 
 @pytest.mark.parametrize("implementation", ["graph", "map_fn"])

@@ -8,19 +8,15 @@ import tensorflow as tf
 from tf_dpsub.gradients.graph import sites
 from tf_dpsub.gradients.graph.constants import static_shape
 from tf_dpsub.gradients.graph.states import Unproven
-from tf_dpsub.gradients.operator import (
-    add_in_order,
-    scale_rows,
-    sum_squares,
-)
+from tf_dpsub.gradients.operator import add_in_order, scale_rows, sum_squares
 
 # Filter taps with fewer channels than this are not worth a matrix product
 # each, where the filter meets every place and where it skips some.
 _CHANNELS_PER_PRODUCT = 4
 _CHANNELS_PER_STRIDED_PRODUCT = 32
 
-# Rows are kept, too, where they are not larger than this many times what they
-# are made of: the weighted sum would be as many operations again.
+# Rows are kept, too, where they are at most so many times as large as what they
+# are made of: a filter gradient would be as many operations again.
 KEPT_TIMES = 3
 
 

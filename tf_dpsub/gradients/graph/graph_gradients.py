@@ -230,6 +230,7 @@ class GraphGradients(operator.PerExampleGradients):
             for op, k, view in uses
             if (op, k) in self._sites
         ]
+        found = _joined(found)
         shape = variable.shape
         if not found:
             zeros = tf.zeros([self.batch_size, *shape])
@@ -332,6 +333,23 @@ class GraphGradients(operator.PerExampleGradients):
             view.pull_back(site.weighted_sum(c))
             for site, view in self._of(None)
         ]
+
+
+def _joined(found):
+    """Uses of a weight as it is, such as by the steps of a loop, as one."""
+    alike, rest = {}, []
+    for site, view in found:
+        if isinstance(site, sites.OuterProducts) and view and not view.ops:
+            alike.setdefault(site.kind, []).append((site, view))
+        else:
+            rest.append((site, view))
+    joined = [
+        (sites.OuterProducts.joined([site for site, _ in uses]), uses[0][1])
+        if len(uses) > 1
+        else uses[0]
+        for uses in alike.values()
+    ]
+    return joined + rest
 
 
 def _ancestors(tensor):

@@ -100,7 +100,10 @@ def apply_rule(application):
             application.shape(k)
         return PUBLIC
     if op.type not in _RULES:
-        raise Unproven("has no rule")
+        # Recurrent layers stack their inputs before they loop over them.
+        is_loop = op.type.startswith("TensorList")
+        cure = ": unroll=True makes recurrent layers fast" if is_loop else ""
+        raise Unproven(f"has no rule{cure}")
     return _RULES[op.type](application)
 
 

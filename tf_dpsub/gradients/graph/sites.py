@@ -210,6 +210,26 @@ class OuterProducts(Site):
         return self
 
     @property
+    def kind(self):
+        """What sites of one weight share if `joined` can make one of them."""
+        return self.groups, tuple(self._parts), tuple(self._order)
+
+    @staticmethod
+    def joined(found: list):
+        """One site of several of one kind: all their terms are its terms.
+
+        Args:
+            found: list of `OuterProducts`, uses of one weight.
+        """
+        first = found[0]
+        left, right = (
+            tf.concat(terms, 2) for terms in zip(*(s.factors for s in found))
+        )
+        return OuterProducts(
+            first.weight, left, right, first._parts, first._order
+        ).stored_if_small()
+
+    @property
     def _prefers_gram(self):
         by_rows = self.left_size * self.right_size
         return self.terms * (self.left_size + self.right_size) < by_rows
