@@ -132,9 +132,11 @@ class TestGaussian:
             given[k] = np.roll(given[k], 1)
             assert not np.isclose(draw([[100]])[0], z, rtol=1e-6).any()
 
-    def test_draws_in_pieces(self, monkeypatch):
+    @pytest.mark.parametrize("is_compiled", [False, True])
+    def test_draws_in_pieces(self, is_compiled, monkeypatch):
         """No piece repeats another, whether tensors share it or fill many."""
         monkeypatch.setattr(noise, "AT_ONCE", 1000)
+        monkeypatch.setattr(noise, "COMPILED", 182_397 + (not is_compiled))
         shapes = [[7], [90_500], [990], [30, 30], [300, 300]]
         draws = [np.ravel(z) for z in draw(shapes)]
         for z in (*draws[1::3], np.concatenate(draws)):
@@ -144,12 +146,54 @@ class TestGaussian:
         correlations = np.corrcoef(pieces) - np.eye(182)
         assert np.abs(correlations).max() < 6 / np.sqrt(1000)
 
-    def test_draws_as_a_whole_where_xla_compiles(self, monkeypatch):
+    def test_only_much_noise_is_compiled(self, monkeypatch):
+        """For little, the memory that XLA takes is not worth its speed."""
         monkeypatch.setattr(noise, "AT_ONCE", 10)
+        monkeypatch.setattr(noise, "COMPILED", 100)
+
+        def compiles(counts):
+            step = tf.function(
+                lambda: noise.gaussian(KEY, counts, [1.0] * len(counts))
+            )
+            graph = step.get_concrete_function().graph.as_graph_def()
+            return any(
+                "_XlaMustCompile" in function.attr
+                and function.attr["_XlaMustCompile"].b
+                for function in graph.library.function
+            )
+
+        assert compiles([[50], [50]]) and not compiles([[50], [49]])
+
+    def test_every_bit_of_a_compiled_piece_s_key_counts(self):
+        """128 secret bits, in two words, of which neither is cut."""
+        keys = np.zeros([129, 2], np.uint64)
+        for k in range(128):
+            keys[k + 1, k // 64] = np.uint64(1) << np.uint64(k % 64)
+        draws = [noise._compiled(key.view(np.int64), 6).numpy() for key in keys]
+        assert np.unique(draws, axis=0).shape == (129, 6)
+
+    @pytest.mark.parametrize("jit_compile", [False, True])
+    def test_polynomials_are_cosine_and_sine(self, jit_compile):
+        directions = np.random.default_rng(0).integers(
+            -(2**31), 2**31, 100_000, np.int32
+        )
+        # Where a quadrant begins or ends.
+        edges = np.arange(-8, 8) * 2**28
+        directions[:48] = np.ravel([edges - 1, edges, edges + 1]).clip(-(2**31))
+        found = tf.function(
+            noise._cosine_and_sine_by_polynomials, jit_compile=jit_compile
+        )(tf.constant(directions))
+        angle = np.pi * 2.0**-31 * directions
+        np.testing.assert_allclose(
+            found, [np.cos(angle), np.sin(angle)], rtol=0, atol=2e-7
+        )
+
+    def test_draws_as_a_whole_where_xla_compiles(self, monkeypatch):
+        monkeypatch.setattr(noise, "AT_ONCE", 1000)
 
         def loops(jit_compile):
             step = tf.function(
-                lambda: noise.gaussian(KEY, [[100]], [1.0]),
+                lambda: noise.gaussian(KEY, [[NUMBERS]], [1.0]),
                 jit_compile=jit_compile,
             )
             graph = step.get_concrete_function().graph

@@ -12,6 +12,15 @@ from tensorflow.python.ops import control_flow_util
 # stays in its cache.
 AT_ONCE = 2**18
 
+# From so many numbers on, XLA compiles the drawing of a piece: it takes three
+# fifths of the time, and 75 MiB for itself.
+COMPILED = 2**25
+
+# Of the square of an angle within 45 degrees, highest power first; the sine is
+# that times the angle (Moshier's Cephes library, `sinf.c`).
+_COSINE = [2.44331571e-5, -1.38873163e-3, 4.166664568e-2, -0.5, 1.0]
+_SINE = [-1.95152959e-4, 8.33216087e-3, -1.6666654611e-1, 1.0]
+
 
 class NoiseKey:
     """A secret key that is used up, one step after another.
@@ -58,12 +67,14 @@ def gaussian(key, shapes: list, stddevs: list, secure: bool = False) -> list:
     """Draws independent Gaussian noise of several shapes.
 
     Formal guarantees: draws are made in pairs, by the Box-Muller transform of
-    63 random bits. Their radius ends at 6.66 standard deviations, beyond which
-    a pair lies once in 2^32; that of `tf.random.stateless_normal` ends at 5.68,
-    once in 10^7. Each number is the sum of two independent draws, divided by
-    sqrt(2): what is missing of its tail beyond 8 standard deviations is below
-    1e-15. With `secure`, it is the sum of four draws, divided by 2, of the
-    operating system's cryptographic generator.
+    63 random bits, which are Philox's or, where XLA compiles, ThreeFry's
+    (Salmon et al. 2011), of a key and a counter of 64 secret bits each. Their
+    radius ends at 6.66 standard deviations, beyond which a pair lies once in
+    2^32; that of `tf.random.stateless_normal` ends at 5.68, once in 10^7. Each
+    number is the sum of two independent draws, divided by sqrt(2): what is
+    missing of its tail beyond 8 standard deviations is below 1e-15. With
+    `secure`, it is the sum of four draws, divided by 2, of the operating
+    system's cryptographic generator.
 
     Args:
         key: int64 tensor of shape `[2]`, used for this call alone.
@@ -92,47 +103,96 @@ def _normal(key, counts):
     many = [k for k, count in enumerate(counts) if count > AT_ONCE]
     parts = [few, *([k] for k in many)]
     keys = tf.unstack(tf.random.experimental.stateless_split(key, len(parts)))
+    drawn = _compiled if sum(counts) >= COMPILED else _sums_of_two
     draws = {}
     for part_key, part in zip(keys, parts, strict=True):
         sizes = [counts[k] for k in part]
-        flat = _in_pieces(part_key, sum(sizes))
+        flat = _in_pieces(drawn, part_key, sum(sizes))
         draws.update(zip(part, tf.split(flat, sizes) if sizes else ()))
     return [draws[k] for k in range(len(counts))]
 
 
-def _in_pieces(key, count):
-    if count <= AT_ONCE or _is_fast_as_a_whole():
+def _in_pieces(drawn, key, count):
+    if _is_in_xla():
+        return _sums_of_two_for_xla(key, count)
+    if count <= AT_ONCE or tf.config.list_logical_devices("GPU"):
         return _sums_of_two(key, count)
     pieces = -(-count // AT_ONCE)
     numbers = tf.map_fn(
-        lambda piece_key: _sums_of_two(piece_key, AT_ONCE),
+        lambda piece_key: drawn(piece_key, AT_ONCE),
         tf.random.experimental.stateless_split(key, pieces),
         fn_output_signature=tf.TensorSpec([AT_ONCE], tf.float32),
     )
     return tf.reshape(numbers, [-1])[:count]
 
 
-def _is_fast_as_a_whole():
-    """Whether XLA fuses what lies between, or a GPU would wait for a loop."""
+def _is_in_xla():
+    """Whether XLA compiles what is being traced."""
     graph = tf.compat.v1.get_default_graph()
-    return control_flow_util.GraphOrParentsInXlaContext(graph) or bool(
-        tf.config.list_logical_devices("GPU")
-    )
+    return control_flow_util.GraphOrParentsInXlaContext(graph)
 
 
 def _sums_of_two(key, count):
     """Sums of two standard normal draws, divided by sqrt(2)."""
     half = (count + 1) // 2
     bits = tf.random.stateless_uniform([4, half], key, None, None, tf.int32)
+    return _box_muller(bits, _cosine_and_sine)[:count]
+
+
+def _sums_of_two_for_xla(key, count):
+    """The same, of what XLA is quick at: ThreeFry bits and polynomials."""
+    half = (count + 1) // 2
+    cipher, counter = tf.split(tf.bitcast(key, tf.uint64), 2)
+    bits = tf.raw_ops.StatelessRandomUniformFullIntV2(
+        shape=[4, half],
+        key=cipher,
+        counter=counter,
+        alg=tf.random.Algorithm.THREEFRY.value,
+        dtype=tf.int32,
+    )
+    return _box_muller(bits, _cosine_and_sine_by_polynomials)[:count]
+
+
+_compiled = tf.function(_sums_of_two_for_xla, jit_compile=True)
+
+
+def _box_muller(bits, cosine_and_sine):
+    """Sums of two draws, divided by sqrt(2), of int32 bits `[4, half]`."""
     cosines, sines = [], []
     for size, direction in (tf.unstack(bits[:2]), tf.unstack(bits[2:])):
         # In (0, 1], dense near 0, where the tails come from.
         uniform = (tf.abs(tf.cast(size, tf.float32)) + 0.5) * 2.0**-31
         radius = tf.sqrt(-tf.math.log(uniform))
-        angle = tf.cast(direction, tf.float32) * (math.pi * 2.0**-31)
-        cosines.append(radius * tf.cos(angle))
-        sines.append(radius * tf.sin(angle))
-    return tf.concat([tf.add_n(cosines), tf.add_n(sines)], 0)[:count]
+        cosine, sine = cosine_and_sine(direction)
+        cosines.append(radius * cosine)
+        sines.append(radius * sine)
+    return tf.concat([tf.add_n(cosines), tf.add_n(sines)], 0)
+
+
+def _cosine_and_sine(direction):
+    """Of the angle pi * direction / 2^31."""
+    angle = tf.cast(direction, tf.float32) * (math.pi * 2.0**-31)
+    return tf.cos(angle), tf.sin(angle)
+
+
+def _cosine_and_sine_by_polynomials(direction):
+    """The same to 1e-7, where XLA would call a function for each number.
+
+    The angle is a multiple of 90 degrees and the rest, which is within 45.
+    """
+    within = tf.bitwise.left_shift(direction, 2)
+    angle = tf.cast(within, tf.float32) * (math.pi * 2.0**-33)
+    square = angle * angle
+    cosine = tf.math.polyval(_COSINE, square)
+    sine = angle * tf.math.polyval(_SINE, square)
+    eighths = tf.bitwise.right_shift(direction, 29)
+    quarters = tf.bitwise.right_shift(eighths + 1, 1)
+    is_odd = tf.equal(tf.bitwise.bitwise_and(quarters, 1), 1)
+    sign = tf.cast(1 - tf.bitwise.bitwise_and(quarters, 2), tf.float32)
+    return (
+        sign * tf.where(is_odd, -sine, cosine),
+        sign * tf.where(is_odd, cosine, sine),
+    )
 
 
 def _secure_normal(count):
