@@ -162,7 +162,9 @@ def _serve(connection, threads):
     sys.stdout.reconfigure(line_buffering=True)
     os.environ["OMP_NUM_THREADS"] = str(threads)
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
-    with contextlib.suppress(EOFError, KeyboardInterrupt):
+    # TensorFlow may turn an interrupt into an error of the trial, so that its
+    # outcome is sent to an end that is closed.
+    with contextlib.suppress(EOFError, ConnectionError, KeyboardInterrupt):
         while True:
             config, folder, log = connection.recv()
             connection.send(_run(config, folder, log, threads))

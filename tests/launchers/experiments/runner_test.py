@@ -69,8 +69,22 @@ def test_a_process_that_dies_loses_its_trial_alone(tmp_path):
     }
 
 
+def test_a_process_whose_outcome_nobody_reads_ends(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=runner._serve, args=(theirs, 1))
+    process.start()
+    theirs.close()
+    wrong = digits_trial("wrong", l2_norm_clip=-1.0).config
+    ours.send((wrong, str(tmp_path / "wrong"), str(tmp_path / "wrong.log")))
+    ours.close()
+    process.join(120)
+    assert process.exitcode == 0
+    assert "Expected l2_norm_clip" in (tmp_path / "wrong.log").read_text()
+
+
 def test_leaving_early_stops_what_runs_and_it_can_go_on(tmp_path):
-    some = [digits_trial("a", epochs=20), digits_trial("b", epochs=20)]
+    some = [digits_trial("a", epochs=100), digits_trial("b", epochs=100)]
     folders = [tmp_path / "trials" / trial.name for trial in some]
     with runner.Runner(some, tmp_path, 2) as running:
         for _ in running:
@@ -78,7 +92,7 @@ def test_leaving_early_stops_what_runs_and_it_can_go_on(tmp_path):
                 break
     assert multiprocessing.active_children() == []
     done = [results.epochs_done(folder) for folder in folders]
-    assert all(0 < epochs < 20 for epochs in done)
+    assert all(0 < epochs < 100 for epochs in done)
     log = (tmp_path / "logs" / "a.log").read_text("utf-8")
     assert "--resume goes on" in log
 
@@ -86,6 +100,6 @@ def test_leaving_early_stops_what_runs_and_it_can_go_on(tmp_path):
     assert [e.error for e in ended.values()] == [None, None]
     for folder, epochs in zip(folders, done):
         result = json.loads((folder / "result.json").read_text("utf-8"))
-        assert result["epochs"] == 20
+        assert result["epochs"] == 100
         # 6 steps an epoch; those after the last checkpoint were lost.
-        assert 120 <= result["steps"] <= 120 + 2 * 6
+        assert 600 <= result["steps"] <= 600 + 2 * 6
