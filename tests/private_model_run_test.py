@@ -55,6 +55,27 @@ class TestSteps:
         model.fit(X, Y, verbose=0)
         assert model.ledger.steps == int(model.optimizer.iterations) == 12
 
+    def test_are_traced_once(self):
+        """Whatever the size of a Poisson batch, and for later runs, too."""
+        traces = []
+
+        class Traced(keras.losses.SparseCategoricalCrossentropy):
+            def call(self, y_true, y_pred):
+                traces.append(1)
+                return super().call(y_true, y_pred)
+
+        after_steps = []
+        look = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: after_steps.append(
+                len(traces)
+            )
+        )
+        model = private(linear(), dpsgd(), loss=Traced(from_logits=True))
+        for epochs in (4, 2):
+            model.fit(X, Y, epochs=epochs, callbacks=[look], verbose=0)
+        assert len(after_steps) == 30
+        assert len(set(after_steps)) == 1
+
     def test_limit_of_no_steps(self):
         class Limit(keras.callbacks.Callback):
             def on_train_begin(self, logs=None):
