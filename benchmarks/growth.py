@@ -183,7 +183,12 @@ def point(axis, size, private, seconds):
 
     model, x, y, optimizer = AXES[axis].build(size, private)
     run = steps.step(model, x, y, optimizer, metrics=())
-    times = timing.times(lambda: float(run()["loss"]), seconds)
+
+    def finished():
+        return float(run()["loss"])
+
+    timing.warm_up(finished)
+    times = timing.times(finished, seconds)
     return {
         "ms": float(np.median(times)),
         "peak_mib": timing.peak_mib(),

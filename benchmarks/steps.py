@@ -29,7 +29,7 @@ def built(name):
     if workload.image is not None:
         return _OF_IMAGES[name](), x, y
     if name == "lstm":
-        return _lstm(workload.vocabulary), x, y
+        return _lstm(workload.vocabulary, workload.tokens), x, y
     padding_mask = np.ones_like(x)
     if workload.is_language_model:
         return (
@@ -100,12 +100,12 @@ def _gpt2(vocabulary, length):
     )
 
 
-def _lstm(vocabulary):
+def _lstm(vocabulary, length):
     return keras.Sequential(
         [
-            keras.Input([None], dtype="int32"),
+            keras.Input([length], dtype="int32"),
             keras.layers.Embedding(vocabulary, 64),
-            keras.layers.LSTM(128),
+            keras.layers.LSTM(128, unroll=True),
             keras.layers.Dense(2),
         ]
     )

@@ -2,24 +2,31 @@
 
     python -m benchmarks.peers.compare --workdir=out/bench
 
-`make bench` makes the environments and runs this. One process at a time makes
-steps of one method on one workload; methods and frameworks take turns, and all
-of it is done as often as there are rounds. What was measured is kept in
-`runs.jsonl`, so that an interrupted comparison goes on where it was: nothing
-else should run on the machine. `table.md`, `results.json` and `bars.png` are
-written to the workdir.
+`make bench` makes the environments and runs this. Each method on each workload
+is a process, and takes turns of half a second, or of a step, with another one
+that makes steps of our DP-SGD: ratios to it are of the same minute, however the
+speed of the machine drifts. All of it is done as often as there are rounds.
+What was measured is kept in `runs.jsonl`, so that an interrupted comparison
+goes on where it was: nothing else should run on the machine. `table.md`,
+`results.json` and `bars.png` are written to the workdir.
 """
 
+import contextlib
+import itertools
 import json
 import pathlib
 import shlex
 import statistics
 import subprocess
 import sys
+import tempfile
+import threading
+import time
 
 import numpy as np
 from absl import app, flags
 
+from benchmarks.peers import timing
 from benchmarks.peers.workloads import WORKLOADS
 from launchers import figures, whole_file
 from launchers.program import WORKDIR
@@ -32,17 +39,21 @@ _FRAMEWORKS = flags.DEFINE_list(
 )
 _ROUNDS = flags.DEFINE_integer("rounds", 3, "How often each is measured.")
 _SECONDS = flags.DEFINE_float("seconds", 10.0, "Of steps, of each process.")
-_TIMEOUT = flags.DEFINE_float("timeout", 900.0, "Of a process, in seconds.")
+_TIMEOUT = flags.DEFINE_float(
+    "timeout", 900.0, "Until a process is ready or has made its turn's steps."
+)
 
-OURS, REFERENCE = "tf_dpsub", "graph"
+OURS = "tf_dpsub"
+# What all others compare with.
+REFERENCE = "graph"
 # The folder of its environment, what it is called, and its methods.
 FRAMEWORKS = {
     OURS: (
         None,
         "tf_dpsub",
         (
-            "plain", "graph", "vectorized_map", "pdpsgd", "gep", "bgep", "rgp",
-            "dp_powersgd",
+            "plain", "graph", "graph_at_once", "vectorized_map", "pdpsgd",
+            "gep", "bgep", "rgp", "dp_powersgd",
         ),
     ),
     "opacus": (".venv-opacus", "Opacus", ("plain", "hooks", "ghost")),
@@ -53,10 +64,11 @@ FRAMEWORKS = {
         ("plain", "dp_model", "ghost"),
     ),
 }  # fmt: skip
-# A bar that is so many times as long as the next one is cut.
-_MOST_LONGER = 3
+_SECONDS_A_TURN = 0.5
+_SECONDS_TO_STOP = 10
+# Where bars end, as multiples of ours.
+_LONGEST = 4
 _COLOURS = {
-    OURS: figures.BLUE,
     "opacus": figures.RED,
     "jax": figures.GREEN,
     "tensorflow_privacy": figures.ORANGE,
@@ -72,7 +84,7 @@ def measure(workdir, names, frameworks, rounds, seconds, timeout):
         frameworks: list of strings.
         rounds: int.
         seconds: float, of steps, of each process.
-        timeout: float, seconds of a process.
+        timeout: float, seconds until a process answers.
 
     Returns:
         List of dicts, all runs so far.
@@ -88,19 +100,27 @@ def measure(workdir, names, frameworks, rounds, seconds, timeout):
         for f in frameworks
         for method in FRAMEWORKS[f][2]
     ]
-    left = [task for task in tasks if _key(task) not in done]
     hopeless = {_key(run)[1:] for run in runs if "ms" not in run}
-    for count, task in enumerate(left, 1):
-        if _key(task)[1:] in hopeless:
-            continue
-        # The process writes its framework's title.
-        run = _run(task, seconds, timeout) | task
-        if "ms" not in run:
-            hopeless.add(_key(task)[1:])
-        runs.append(run)
-        with open(file, "a", encoding="utf-8") as opened:
-            opened.write(json.dumps(run) + "\n")
-        print(f"[{count}/{len(left)}] {_told(run)}", flush=True)
+    left = [
+        task
+        for task in tasks
+        if _key(task) not in done and _key(task)[1:] not in hopeless
+    ]
+    count = 0
+    for (_, name), some in itertools.groupby(left, lambda task: _key(task)[:2]):
+        with _reference(name, timeout) as reference:
+            for task in some:
+                count += 1
+                if _key(task)[1:] in hopeless:
+                    continue
+                # The process writes its framework's title.
+                run = _run(task, reference, seconds, timeout) | task
+                if "ms" not in run:
+                    hopeless.add(_key(task)[1:])
+                runs.append(run)
+                with open(file, "a", encoding="utf-8") as opened:
+                    opened.write(json.dumps(run) + "\n")
+                print(f"[{count}/{len(left)}] {_told(run)}", flush=True)
     return runs
 
 
@@ -119,36 +139,126 @@ def _key(run):
     return run["round"], run["workload"], run["framework"], run["method"]
 
 
-def _run(task, seconds, timeout):
-    folder = FRAMEWORKS[task["framework"]][0]
-    python = sys.executable if folder is None else f"{folder}/bin/python"
-    try:
-        done = subprocess.run(
-            [
-                python,
-                "-m",
-                f"benchmarks.peers.{task['framework']}_steps",
-                f"--workload={task['workload']}",
-                f"--method={task['method']}",
-                f"--seconds={seconds}",
-            ],
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
-    except FileNotFoundError as error:
-        raise FileNotFoundError(
-            f"Expected an environment in {folder}/, got none: `make bench` "
-            "makes it."
-        ) from error
-    except subprocess.TimeoutExpired:
-        return {"failed": f"not done after {timeout:g} s"}
-    if done.returncode < 0:
-        return {"failed": f"killed by signal {-done.returncode}"}
-    if done.returncode:
-        return {"failed": (done.stderr.splitlines() or ["nothing said"])[-1]}
-    return json.loads(done.stdout.splitlines()[-1])
+@contextlib.contextmanager
+def _reference(name, timeout):
+    """The process of our DP-SGD on a workload, ready for turns."""
+    with _Process(name, OURS, REFERENCE, timeout) as process:
+        process.answer()
+        yield process
+
+
+def _run(task, reference, seconds, timeout):
+    """What a process finds in turns with another one."""
+    with _Process(
+        task["workload"], task["framework"], task["method"], timeout
+    ) as process:
+        try:
+            found = process.answer()
+            if "impossible" in found:
+                return found
+            found |= {"ms": [], "our_ms": []}
+            end = time.monotonic() + 2 * seconds
+            while len(found["ms"]) < timing.FEWEST or time.monotonic() < end:
+                turn = process.make_steps(_SECONDS_A_TURN)
+                found["ms"] += turn["ms"]
+                found["peak_mib"] = turn["peak_mib"]
+                ours = reference.make_steps(_SECONDS_A_TURN)
+                found["our_ms"] += ours["ms"]
+        except _FailedError as error:
+            if error.process is reference:
+                raise
+            return {"failed": str(error)}
+    return found
+
+
+class _FailedError(Exception):
+    """A process does not answer; says why."""
+
+    def __init__(self, reason, process):
+        super().__init__(reason)
+        self.process = process
+
+
+class _Process:
+    """A program that makes steps when it is asked to."""
+
+    def __init__(self, name, framework, method, timeout):
+        folder = FRAMEWORKS[framework][0]
+        python = sys.executable if folder is None else f"{folder}/bin/python"
+        self._timeout = timeout
+        self._is_late = False
+        self._errors = tempfile.TemporaryFile("w+", encoding="utf-8")
+        try:
+            self._process = subprocess.Popen(
+                [
+                    python,
+                    "-m",
+                    f"benchmarks.peers.{framework}_steps",
+                    f"--workload={name}",
+                    f"--method={method}",
+                    "--turns",
+                ],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                text=True,
+            )
+        except FileNotFoundError as error:
+            self._errors.close()
+            raise FileNotFoundError(
+                f"Expected an environment in {folder}/, got none: `make bench` "
+                "makes it."
+            ) from error
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(_SECONDS_TO_STOP)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+        self._errors.close()
+
+    def make_steps(self, seconds):
+        """Asks for steps; returns what the process found."""
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(f"{seconds}\n")
+            self._process.stdin.flush()
+        return self.answer()
+
+    def answer(self):
+        """The next thing that the process says.
+
+        Raises:
+            _FailedError: if it says nothing.
+        """
+        timer = threading.Timer(self._timeout, self._time_out)
+        timer.start()
+        try:
+            for line in self._process.stdout:
+                if line.startswith("{"):
+                    return json.loads(line)
+        finally:
+            timer.cancel()
+        raise _FailedError(self._reason(self._process.wait()), self)
+
+    def _time_out(self):
+        self._is_late = True
+        self._process.kill()
+
+    def _reason(self, code):
+        if self._is_late:
+            return f"not done after {self._timeout:g} s"
+        if code < 0:
+            return f"killed by signal {-code}"
+        self._errors.seek(0)
+        said = self._errors.read().strip() or "nothing said"
+        return said.splitlines()[-1]
 
 
 def _told(run):
@@ -163,7 +273,8 @@ def _told(run):
 def summarized(runs):
     """Rows of the table.
 
-    Ratios are medians over rounds of the ratio in one round.
+    Ratios are medians over rounds of the ratio in one round. That to the plain
+    step is of two ratios to our DP-SGD, which took turns with both.
 
     Args:
         runs: list of dicts, as `measure` returns them.
@@ -177,7 +288,8 @@ def summarized(runs):
     for run in runs:
         by_kind.setdefault(_key(run)[1:], []).append(run)
     rows = []
-    for (name, framework, method), own in by_kind.items():
+    for name, framework, method in sorted(by_kind, key=_place):
+        own = by_kind[name, framework, method]
         row = {"workload": name, "framework": framework, "method": method}
         row["version"] = own[-1].get("version", "")
         measured = [run for run in own if "ms" in run]
@@ -188,14 +300,13 @@ def summarized(runs):
         steps = np.concatenate([run["ms"] for run in measured])
         low, middle, high = np.percentile(steps, [25, 50, 75])
         plain = by_kind.get((name, framework, "plain"), [])
-        ours = by_kind.get((name, OURS, REFERENCE), [])
         row |= {
             "rounds": len(measured),
             "ms": float(middle),
             "low": float(low),
             "high": float(high),
-            "to_plain": _ratio(measured, plain, _median_ms),
-            "to_ours": _ratio(measured, ours, _median_ms),
+            "to_plain": _ratio(measured, plain, _to_ours),
+            "to_ours": statistics.median(map(_to_ours, measured)),
             "peak_mib": max(run["peak_mib"] for run in measured),
             "peak_to_plain": _ratio(
                 measured, plain, lambda run: run["peak_mib"]
@@ -205,8 +316,42 @@ def summarized(runs):
     return rows
 
 
-def _median_ms(run):
-    return statistics.median(run["ms"])
+def _place(kind):
+    """Where a row stands, whatever the order of the runs."""
+    name, framework, method = kind
+    return (
+        list(WORKLOADS).index(name),
+        list(FRAMEWORKS).index(framework),
+        FRAMEWORKS[framework][2].index(method),
+    )
+
+
+def fastest(rows):
+    """DP-SGD of each framework: ours, and the fastest method of the others.
+
+    Args:
+        rows: list of dicts, as `summarized` returns them.
+
+    Returns:
+        Dict of dicts of rows, by workload and framework.
+    """
+    found = {}
+    for row in rows:
+        framework = row["framework"]
+        known = found.setdefault(row["workload"], {}).get(framework)
+        if "ms" not in row or row["method"] == "plain":
+            continue
+        if framework == OURS:
+            is_better = row["method"] == REFERENCE
+        else:
+            is_better = known is None or row["to_ours"] < known["to_ours"]
+        if is_better:
+            found[row["workload"]][framework] = row
+    return found
+
+
+def _to_ours(run):
+    return statistics.median(run["ms"]) / statistics.median(run["our_ms"])
 
 
 def _ratio(runs, others, quantity):
@@ -221,10 +366,10 @@ def _ratio(runs, others, quantity):
 
 
 def markdown(rows, command):
-    """One table for each workload."""
+    """DP-SGD of all frameworks, then one table for each workload."""
     lines = ["```sh", command, "```", ""]
     versions = {row["version"] for row in rows if row["version"]}
-    lines += [f"{'; '.join(sorted(versions))}.", ""]
+    lines += [f"{'; '.join(sorted(versions))}.", "", *_overview(rows), ""]
     for name in dict.fromkeys(row["workload"] for row in rows):
         lines += [
             f"### {WORKLOADS[name].title}",
@@ -252,70 +397,66 @@ def markdown(rows, command):
     return "\n".join(lines)
 
 
+def _overview(rows):
+    others = {f: title for f, (_, title, _) in FRAMEWORKS.items() if f != OURS}
+    lines = [
+        "| DP-SGD | ms | × its plain step | × plain's peak | "
+        + " | ".join(f"{title}, × ours" for title in others.values())
+        + " |",
+        "|---" * (4 + len(others)) + "|",
+    ]
+    for name, best in fastest(rows).items():
+        if OURS not in best:
+            continue
+        ours = best[OURS]
+        ratios = [
+            _two_digits(best[f]["to_ours"]) if f in best else "" for f in others
+        ]
+        lines.append(
+            f"| {WORKLOADS[name].title} | {ours['ms']:.1f} | "
+            f"{_two_digits(ours['to_plain'])} | "
+            f"{_two_digits(ours['peak_to_plain'])} | {' | '.join(ratios)} |"
+        )
+    return lines
+
+
 def _two_digits(ratio):
     return "" if ratio is None else f"{ratio:.2f}"
 
 
 def draw(rows):
-    """Times of private steps as bars, and of plain ones as marks."""
-    measured = [row for row in rows if "ms" in row]
-    names = list(dict.fromkeys(row["workload"] for row in measured))
-    private = {
-        name: [
-            row
-            for row in measured
-            if row["workload"] == name and row["method"] != "plain"
-        ]
-        for name in names
+    """Bars of DP-SGD by the other frameworks, as multiples of ours."""
+    found = fastest(rows)
+    bars = {
+        name: [f for f in _COLOURS if f in best]
+        for name, best in found.items()
+        if OURS in best and len(best) > 1
     }
-    most = max(map(len, private.values()))
-    canvas = figures.new(
-        8, len(names) * (0.28 * most + 0.8) + 0.6, "Time of a private step"
-    )
-    for axes, name in zip(
-        np.atleast_1d(canvas.subplots(len(names))), names, strict=True
-    ):
-        figures.tidy(axes)
-        figures.subtitle(axes, WORKLOADS[name].title)
-        plain = {
-            row["framework"]: row["ms"]
-            for row in measured
-            if row["workload"] == name and row["method"] == "plain"
-        }
-        edge = _edge([row["ms"] for row in private[name]])
-        for place, row in enumerate(private[name]):
-            colour = _COLOURS[row["framework"]]
-            axes.barh(-place, row["ms"], 0.7, color=colour)
-            if row["ms"] > edge:
-                text = f"{row['ms']:.0f} "
-                axes.text(edge, -place, text, ha="right", va="center")
-            if row["framework"] in plain:
-                axes.plot(
-                    [plain[row["framework"]]] * 2,
-                    [-place - 0.35, -place + 0.35],
-                    color=figures.INK,
+    height = 0.22 * sum(len(bars[name]) + 1 for name in bars) + 1.2
+    canvas = figures.new(8, height, "Time of a step of DP-SGD")
+    axes = canvas.subplots()
+    figures.tidy(axes)
+    place, ticks = 0.0, {}
+    for name, frameworks in bars.items():
+        ticks[WORKLOADS[name].title] = place - (len(frameworks) - 1) / 2
+        for framework in frameworks:
+            ratio = found[name][framework]["to_ours"]
+            axes.barh(place, ratio, 0.8, color=_COLOURS[framework])
+            if ratio > _LONGEST:
+                axes.text(
+                    _LONGEST, place, f"{ratio:.0f} ", ha="right", va="center"
                 )
-        axes.set_yticks(
-            [-k for k in range(len(private[name]))],
-            [
-                f"{FRAMEWORKS[r['framework']][1]}, {r['method']}"
-                for r in private[name]
-            ],
-        )
-        axes.grid(axis="y", visible=False)
-        axes.set_xlim(0, edge)
-    canvas.supxlabel(
-        "milliseconds; a line marks the framework's plain step", fontsize=10
-    )
+            place -= 1
+        place -= 1
+    axes.axvline(1, color=figures.INK)
+    axes.set_yticks(list(ticks.values()), list(ticks))
+    axes.set_xlim(0, _LONGEST)
+    axes.grid(axis="y", visible=False)
+    for framework, colour in _COLOURS.items():
+        axes.barh(0, 0, color=colour, label=FRAMEWORKS[framework][1])
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=len(_COLOURS))
+    axes.set_xlabel("multiples of the time of tf_dpsub, which the line marks")
     return canvas
-
-
-def _edge(times):
-    """Where the axis ends: one that is far longer than others is cut."""
-    *others, longest = sorted(times)
-    if others and longest > _MOST_LONGER * others[-1]:
-        return 1.5 * others[-1]
-    return 1.05 * longest
 
 
 def write(runs, workdir, command):
@@ -326,7 +467,7 @@ def write(runs, workdir, command):
     whole_file.write_text(
         workdir / "results.json", json.dumps(rows, indent=2) + "\n"
     )
-    if any("ms" in row for row in rows):
+    if any(len(best) > 1 for best in fastest(rows).values()):
         with figures.style():
             figures.write(draw(rows), workdir / "bars.png")
     return text
@@ -343,14 +484,17 @@ def main(_):
                 f"{', '.join(sorted(unknown))}."
             )
     workdir = pathlib.Path(WORKDIR.value or "out/bench")
-    runs = measure(
-        workdir,
-        _WORKLOADS.value,
-        frameworks,
-        _ROUNDS.value,
-        _SECONDS.value,
-        _TIMEOUT.value,
-    )
+    try:
+        runs = measure(
+            workdir,
+            _WORKLOADS.value,
+            frameworks,
+            _ROUNDS.value,
+            _SECONDS.value,
+            _TIMEOUT.value,
+        )
+    except _FailedError as error:
+        return f"error: Expected steps of {OURS} to compare with: {error}"
     command = shlex.join(
         ["python", "-m", "benchmarks.peers.compare", *sys.argv[1:]]
     )

@@ -4,6 +4,7 @@
 
 - `plain`: Keras's own step.
 - `graph`: DP-SGD, gradients by a walk of the graph.
+- `graph_at_once`: the same, the batch in one microbatch.
 - `vectorized_map`: DP-SGD, gradients by `tf.vectorized_map`.
 - `pdpsgd`: rank 50 of 100 public examples, at every step.
 - `gep`, `bgep`: the subspace of 2,000 public examples, at every tenth step;
@@ -23,6 +24,7 @@ from benchmarks.peers import timing, workloads
 METHODS = (
     "plain",
     "graph",
+    "graph_at_once",
     "vectorized_map",
     "pdpsgd",
     "gep",
@@ -30,8 +32,11 @@ METHODS = (
     "rgp",
     "dp_powersgd",
 )
+_MICROBATCH = 64  # The default on a CPU.
 # Steps from one subspace to the next.
 UPDATE_EVERY = {"gep": 10, "bgep": 10}
+# Of public gradients: a basis and copies of it come on top.
+_MOST_GIB = 4
 _GEP_SUBSPACES = {
     "cnn": {"rank": 500, "groups": "layers"},
     "mlp": {"rank": 500, "groups": "layers"},
@@ -84,6 +89,10 @@ def _private(workload, method, inner, batch_size, settings):
         "batch_size": batch_size,
         **settings,
     }
+    if method == "graph_at_once":
+        if batch_size <= _MICROBATCH:
+            raise NotImplementedError("The batch is one microbatch anyway.")
+        method, settings["microbatch_size"] = "graph", batch_size
     if method in ("graph", "vectorized_map"):
         return tf_dpsub.optimizers.DPSGD(inner, per_example=method, **settings)
     if method == "rgp":
@@ -91,16 +100,14 @@ def _private(workload, method, inner, batch_size, settings):
     if method == "dp_powersgd":
         rank = _carrier_rank(workload)
         return tf_dpsub.optimizers.DPPowerSGD(inner, rank=rank, **settings)
-    if workload not in _GEP_SUBSPACES:
-        raise NotImplementedError(
-            "Public gradients of a model of this size do not fit in memory."
-        )
     if method == "pdpsgd":
+        _check_memory(workload, 100)
         return tf_dpsub.optimizers.ProjectedDPSGD(
             inner,
             subspace=_subspace(workload, 100, rank=50, method="gram"),
             **settings,
         )
+    _check_memory(workload, 2000)
     return tf_dpsub.optimizers.GEP(
         inner,
         subspace=_subspace(
@@ -115,14 +122,17 @@ def _private(workload, method, inner, batch_size, settings):
     )
 
 
+def _check_memory(workload, examples):
+    size = 4 * examples * workloads.WORKLOADS[workload].trained / 2**30
+    if size > _MOST_GIB:
+        raise NotImplementedError(
+            f"{examples:,} public gradients of this model are {size:.1f} GiB."
+        )
+
+
 def _subspace(workload, examples, **settings):
-    generator = np.random.default_rng(1)
-    shape = (examples, *workloads.WORKLOADS[workload].image)
-    return tf_dpsub.subspaces.PublicSubspace(
-        generator.normal(size=shape).astype("float32"),
-        generator.integers(0, 10, examples),
-        **settings,
-    )
+    x, y = workloads.data(workload, examples, seed=1)
+    return tf_dpsub.subspaces.PublicSubspace(x, y, **settings)
 
 
 def _carrier_rank(workload):

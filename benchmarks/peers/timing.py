@@ -1,4 +1,8 @@
-"""Times steps in a process of their own, and prints what was found as JSON."""
+"""Times steps in a process of their own, and prints what was found as JSON.
+
+With `--turns` a program says when it is ready, and then makes steps whenever a
+line of its input says for how many seconds, so that programs can alternate.
+"""
 
 import argparse
 import json
@@ -8,7 +12,7 @@ import time
 
 from benchmarks.peers import workloads
 
-_WARM_UPS, _FEWEST = 3, 5
+_WARM_UPS, FEWEST = 3, 5
 
 
 def main(framework, version, methods, built, steps_per_call=None):
@@ -34,6 +38,7 @@ def main(framework, version, methods, built, steps_per_call=None):
     parser.add_argument("--workload", choices=workloads.WORKLOADS)
     parser.add_argument("--method", choices=methods)
     parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--turns", action="store_true")
     args = parser.parse_args()
     found = {
         "framework": framework,
@@ -44,17 +49,31 @@ def main(framework, version, methods, built, steps_per_call=None):
     try:
         step, parameters, trained = built(args.workload, args.method)
     except NotImplementedError as error:
-        found["impossible"] = str(error)
+        _tell(found | {"impossible": str(error)})
+        return
+    _check(args.workload, parameters, trained)
+    began = time.perf_counter()
+    step()
+    found["first_ms"] = 1e3 * (time.perf_counter() - began)
+    warm_up(step)
+    count = 1 if steps_per_call is None else steps_per_call(args.method)
+
+    def turn(seconds, fewest):
+        return {
+            "ms": [ms / count for ms in times(step, seconds, fewest)],
+            "peak_mib": peak_mib(),
+        }
+
+    if args.turns:
+        _tell(found)
+        for line in sys.stdin:
+            _tell(turn(float(line), 1))
     else:
-        _check(args.workload, parameters, trained)
-        began = time.perf_counter()
-        step()
-        found["first_ms"] = 1e3 * (time.perf_counter() - began)
-        count = 1 if steps_per_call is None else steps_per_call(args.method)
-        found["ms"] = [ms / count for ms in times(step, args.seconds)]
-        found["peak_mib"] = peak_mib()
-    json.dump(found, sys.stdout)
-    print()
+        _tell(found | turn(args.seconds, FEWEST))
+
+
+def _tell(found):
+    print(json.dumps(found), flush=True)
 
 
 def _check(name, parameters, trained):
@@ -67,13 +86,17 @@ def _check(name, parameters, trained):
         )
 
 
-def times(step, seconds):
-    """Milliseconds of single steps, for so long, and of five at least."""
+def warm_up(step):
+    """Makes the steps that are not timed."""
     for _ in range(_WARM_UPS):
         step()
+
+
+def times(step, seconds, fewest=FEWEST):
+    """Milliseconds of single steps, for so long, and of a few at least."""
     found = []
     end = time.perf_counter() + seconds
-    while len(found) < _FEWEST or time.perf_counter() < end:
+    while len(found) < fewest or time.perf_counter() < end:
         start = time.perf_counter()
         step()
         found.append(1e3 * (time.perf_counter() - start))

@@ -111,8 +111,13 @@ WORKLOADS = {
 }
 
 
-def data(name):
-    """The batch of a workload.
+def data(name, examples=None, seed=0):
+    """The batch of a workload, or as many examples of the same kind.
+
+    Args:
+        name: string.
+        examples: int. Defaults to `None`, the batch.
+        seed: int. Defaults to 0.
 
     Returns:
         Inputs, float32 `[batch, height, width, channels]` or int32 tokens
@@ -120,13 +125,14 @@ def data(name):
         `[batch, tokens]`.
     """
     workload = WORKLOADS[name]
-    rng = np.random.default_rng(0)
-    labels = (workload.batch,)
+    rng = np.random.default_rng(seed)
+    count = workload.batch if examples is None else examples
+    labels = (count,)
     if workload.image is not None:
-        x = rng.normal(size=(workload.batch, *workload.image))
+        x = rng.normal(size=(count, *workload.image))
         x = x.astype("float32")
     else:
-        shape = (workload.batch, workload.tokens)
+        shape = (count, workload.tokens)
         x = rng.integers(0, workload.vocabulary, shape).astype("int32")
         if workload.is_language_model:
             labels = shape

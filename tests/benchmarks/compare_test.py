@@ -12,8 +12,8 @@ from tests.launchers.train_test import contents
 OURS, OPACUS = "tf_dpsub", "opacus"
 
 
-def run(framework, method, ms, peak_mib=100.0, **changes):
-    """What one process found."""
+def run(framework, method, ms, peak_mib=100.0, our_ms=(10.0,), **changes):
+    """What one process found, in turns with steps of ours."""
     return {
         "round": 0,
         "workload": "cnn",
@@ -21,31 +21,33 @@ def run(framework, method, ms, peak_mib=100.0, **changes):
         "method": method,
         "version": f"{framework} 1.0",
         "ms": ms,
+        "our_ms": list(our_ms),
         "peak_mib": peak_mib,
     } | changes
 
 
 def impossible(framework, method, **changes):
     found = run(framework, method, None, **changes)
-    del found["ms"], found["peak_mib"]
+    del found["ms"], found["our_ms"], found["peak_mib"]
     return found | {"impossible": "no rule for the layer"}
 
 
-# The second round was on a machine that was twice as slow.
+# The machine became slower by half for Opacus's own step, and again by half for
+# the second round.
 RUNS = [
     run(OURS, "plain", [4.0, 5.0, 6.0]),
     run(OURS, "graph", [9.0, 10.0, 11.0], peak_mib=110.0),
-    run(OPACUS, "plain", [10.0]),
+    run(OPACUS, "plain", [15.0], our_ms=[13.0, 15.0, 40.0]),
     run(OPACUS, "hooks", [40.0], peak_mib=300.0),
     impossible(OPACUS, "ghost"),
-    run(OURS, "plain", [10.0], round=1),
-    run(OURS, "graph", [20.0], round=1),
-    run(OPACUS, "hooks", [80.0], round=1),
+    run(OURS, "plain", [10.0], our_ms=[20.0], round=1),
+    run(OURS, "graph", [20.0], our_ms=[20.0], round=1),
+    run(OPACUS, "hooks", [80.0], our_ms=[20.0], round=1),
 ]
 
 
 class TestSummary:
-    def test_ratios_are_of_one_round(self):
+    def test_ratios_are_of_turns_in_one_round(self):
         rows = {(r["framework"], r["method"]): r for r in summary()}
         graph, hooks = rows[OURS, "graph"], rows[OPACUS, "hooks"]
         assert graph["to_plain"] == 2
@@ -58,19 +60,57 @@ class TestSummary:
         assert (graph["low"], graph["ms"]) == (9.75, 10.5)
         assert rows[OPACUS, "ghost"]["reason"] == "no rule for the layer"
 
-    def test_nothing_to_compare_with(self):
-        (row,) = compare.summarized([run(OPACUS, "hooks", [40.0])])
-        assert row["to_plain"] is row["to_ours"] is None
-        assert "| 40.0 |" in compare.markdown([row], "")
+    def test_rows_have_one_order(self):
+        """What runs again, later, stands where it stood."""
+        rows = compare.summarized(RUNS[::-1])
+        assert [(r["framework"], r["method"]) for r in rows] == [
+            (r["framework"], r["method"]) for r in summary()
+        ]
 
-    def test_a_bar_that_dwarfs_the_others_is_cut(self):
+    def test_no_plain_step(self):
+        (row,) = compare.summarized([run(OPACUS, "hooks", [40.0])])
+        assert row["to_plain"] is None
+        assert "| 40.0 | 40.0 to 40.0 |  | 4.00 |" in (
+            compare.markdown([row], "")
+        )
+
+    def test_without_ours_there_is_no_row_of_the_overview(self):
+        rows = compare.summarized(
+            [impossible(OURS, "graph"), run(OURS, "vectorized_map", [20.0])]
+        )
+        assert compare.fastest(rows) == {"cnn": {}}
+
+    def test_the_fastest_of_the_others_meets_our_dp_sgd(self):
+        runs = [
+            run(OURS, "plain", [5.0]),
+            run(OURS, "graph", [10.0]),
+            run(OURS, "vectorized_map", [9.0]),
+            run(OURS, "dp_powersgd", [4.0]),
+            run(OPACUS, "plain", [3.0]),
+            # While the machine was fast.
+            run(OPACUS, "hooks", [24.0], our_ms=[8.0]),
+            run(OPACUS, "ghost", [25.0]),
+            run("jax", "plain", [2.0]),
+        ]
+        rows = compare.summarized(runs)
+        best = compare.fastest(rows)["cnn"]
+        assert {f: row["method"] for f, row in best.items()} == {
+            OURS: "graph",
+            OPACUS: "ghost",
+        }
+        title = WORKLOADS["cnn"].title
+        assert f"| {title} | 10.0 | 2.00 | 1.00 | 2.50 |  |  |" in (
+            compare.markdown(rows, "")
+        )
+
+    def test_long_bars_are_cut(self):
         runs = [run(OURS, "graph", [10.0]), run(OPACUS, "hooks", [20.0])]
+        runs.append(run("jax", "vmap", [400.0]))
         (axes,) = compare.draw(compare.summarized(runs)).axes
-        assert axes.get_xlim() == (0, 21)
-        runs.append(run(OPACUS, "ghost", [400.0]))
-        (axes,) = compare.draw(compare.summarized(runs)).axes
-        assert axes.get_xlim() == (0, 30)
-        assert [text.get_text() for text in axes.texts] == ["400 "]
+        assert axes.get_xlim() == (0, 4)
+        widths = [bar.get_width() for bar in axes.patches if bar.get_width()]
+        assert widths == [2, 40]
+        assert [text.get_text() for text in axes.texts] == ["40 "]
 
     def test_files(self, tmp_path):
         text = compare.write(RUNS, tmp_path, "the command")
@@ -88,6 +128,14 @@ def summary():
     return compare.summarized(RUNS)
 
 
+# A program that is ready, and makes a step whenever it is asked to.
+READY = """
+print("{}", flush=True)
+for line in open(0):
+    print('{"ms": [1.0], "peak_mib": 1.0}', flush=True)
+"""
+
+
 class TestMeasure:
     @pytest.fixture(autouse=True)
     def _few(self, monkeypatch):
@@ -99,27 +147,62 @@ class TestMeasure:
 
     @pytest.fixture(name="asked")
     def _asked(self, monkeypatch):
-        """What would have run, each of which takes 5 ms."""
+        """What runs, and in which order it makes steps of 5 ms."""
         asked = []
 
-        def answer(task, seconds, timeout):
-            asked.append(task)
-            title = compare.FRAMEWORKS[task["framework"]][1]
-            found = run(title, task["method"], [5.0])
-            del found["round"]
-            return found
+        class Process:
+            def __init__(self, name, framework, method, timeout):
+                self._name = f"{framework} {method}"
+                asked.append(f"{name}: {self._name}")
+                self._title = compare.FRAMEWORKS[framework][1]
 
-        monkeypatch.setattr(compare, "_run", answer)
+            def __enter__(self):
+                return self
+
+            def __exit__(self, *exception):
+                asked.append(f"{self._name} ends")
+
+            def answer(self):
+                return {"framework": self._title, "version": "1.0"}
+
+            def make_steps(self, seconds):
+                asked.append(self._name)
+                return {"ms": [5.0, 5.0], "peak_mib": 1.0}
+
+        monkeypatch.setattr(compare, "_Process", Process)
         return asked
 
     def measured(self, folder, rounds=2, names=("cnn",), frameworks=(OURS,)):
-        return compare.measure(folder, names, frameworks, rounds, 0.1, 60)
+        return compare.measure(folder, names, frameworks, rounds, 0, 60)
 
-    def test_frameworks_take_turns(self, tmp_path, asked):
-        self.measured(tmp_path, frameworks=(OURS, OPACUS))
-        assert [(t["round"], t["framework"], t["method"]) for t in asked] == [
-            (k, f, m)
+    def test_processes_take_turns_with_ours(self, tmp_path, asked):
+        (found, _) = self.measured(tmp_path, rounds=1, frameworks=(OPACUS,))
+        ours = "tf_dpsub graph"
+        turns = ["opacus plain", ours] * 3
+        others = ["opacus hooks", ours] * 3
+        assert asked == [
+            f"cnn: {ours}",
+            "cnn: opacus plain",
+            *turns,
+            "opacus plain ends",
+            "cnn: opacus hooks",
+            *others,
+            "opacus hooks ends",
+            f"{ours} ends",
+        ]
+        assert found["ms"] == found["our_ms"] == [5.0] * 6
+
+    def test_order(self, tmp_path, asked):
+        runs = self.measured(
+            tmp_path, names=("cnn", "mlp"), frameworks=(OURS, OPACUS)
+        )
+        assert [
+            (r["round"], r["workload"], r["framework"], r["method"])
+            for r in runs
+        ] == [
+            (k, name, f, m)
             for k in range(2)
+            for name in ("cnn", "mlp")
             for f, m in (
                 (OURS, "plain"),
                 (OURS, "graph"),
@@ -127,6 +210,7 @@ class TestMeasure:
                 (OPACUS, "hooks"),
             )
         ]
+        assert asked.count("tf_dpsub graph ends") == 4 + 4
 
     def test_is_kept_under_the_names_that_were_asked_for(self, tmp_path, asked):
         """Programs write the titles of their frameworks."""
@@ -139,25 +223,12 @@ class TestMeasure:
         # The process was stopped while it wrote the next one.
         with open(tmp_path / "runs.jsonl", "a", encoding="utf-8") as file:
             file.write('{"round": 1, "workl')
-        asked.clear()
         again = self.measured(tmp_path, rounds=2)
-        assert [t["round"] for t in asked] == [1, 1]
+        assert [r["round"] for r in again] == [0, 0, 1, 1]
         assert again[:2] == first
+        asked.clear()
         assert self.measured(tmp_path, rounds=2) == again
-
-    def test_what_cannot_run_is_tried_once(self, tmp_path, monkeypatch):
-        asked = []
-
-        def answer(task, seconds, timeout):
-            asked.append(task["method"])
-            return {"failed": "killed by signal 9"}
-
-        monkeypatch.setattr(compare, "_run", answer)
-        runs = self.measured(tmp_path, rounds=3)
-        assert asked == ["plain", "graph"]
-        assert {r["failed"] for r in runs} == {"killed by signal 9"}
-        (row, _) = compare.summarized(runs)
-        assert row["reason"] == "killed by signal 9"
+        assert not asked
 
     @pytest.mark.slow
     def test_our_own_program(self, tmp_path):
@@ -169,31 +240,62 @@ class TestMeasure:
             assert 100 < found["peak_mib"] < 10_000
             assert "Keras 3" in found["version"]
 
+    @pytest.fixture(name="programs")
+    def _programs(self, tmp_path, monkeypatch):
+        """Sets what runs as our program, and what as Opacus's."""
+
+        def install(*programs):
+            frameworks = {}
+            for name, program in zip((OURS, OPACUS), programs):
+                folder = tmp_path / name
+                python = folder / "bin" / "python"
+                python.parent.mkdir(parents=True)
+                (folder / "program.py").write_text(program)
+                python.write_text(
+                    f"#!/bin/sh\nexec {sys.executable} {folder}/program.py\n"
+                )
+                python.chmod(0o755)
+                frameworks[name] = folder, name, ("plain",)
+            monkeypatch.setattr(compare, "FRAMEWORKS", frameworks)
+
+        return install
+
     @pytest.mark.parametrize(
         "program, told",
         [
             ("raise SystemExit('error: too small')", "error: too small"),
             ("import os; os.kill(os.getpid(), 9)", "killed by signal 9"),
-            ("import time; time.sleep(60)", "not done after 0.5 s"),
+            ("import time; time.sleep(60)", "not done after 1 s"),
+            ("print('{}', flush=True); input(); exit('late')", "late"),
         ],
     )
-    def test_failures_are_told(self, tmp_path, monkeypatch, program, told):
-        python = tmp_path / "bin" / "python"
-        python.parent.mkdir()
-        python.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{program}"\n')
-        python.chmod(0o755)
-        monkeypatch.setattr(
-            compare, "FRAMEWORKS", {OPACUS: (tmp_path, "Opacus", ("plain",))}
-        )
-        (found,) = compare.measure(tmp_path, ["cnn"], [OPACUS], 1, 0.1, 0.5)
+    def test_failures_are_told_and_not_tried_again(
+        self, tmp_path, monkeypatch, programs, program, told
+    ):
+        programs(READY, program)
+        (found,) = compare.measure(tmp_path, ["cnn"], [OPACUS], 2, 0, 1)
         assert found["failed"] == told
+        # Nothing is left, for which our own process would have to start.
+        monkeypatch.delattr(compare, "_Process")
+        again = compare.measure(tmp_path, ["cnn"], [OPACUS], 2, 0, 1)
+        assert again == [found]
+
+    @pytest.mark.parametrize(
+        "program",
+        ["exit('no memory')", "print('{}', flush=True); exit('no memory')"],
+    )
+    def test_nothing_to_compare_with(self, tmp_path, programs, program):
+        programs(program, READY)
+        with pytest.raises(compare._FailedError, match="no memory"):
+            compare.measure(tmp_path, ["cnn"], [OPACUS], 1, 0, 9)
+        assert not (tmp_path / "runs.jsonl").exists()
 
     def test_no_environment(self, tmp_path, monkeypatch):
         monkeypatch.setattr(
-            compare, "FRAMEWORKS", {OPACUS: ("nowhere", "Opacus", ("plain",))}
+            compare, "FRAMEWORKS", {OURS: ("nowhere", "ours", ("plain",))}
         )
         with pytest.raises(FileNotFoundError, match="make bench"):
-            compare.measure(tmp_path / "run", ["cnn"], [OPACUS], 1, 0.1, 9)
+            compare.measure(tmp_path / "run", ["cnn"], [OURS], 1, 0.1, 9)
         assert not contents(tmp_path / "run")
 
 

@@ -46,7 +46,7 @@ def exported(method, folder):
     [
         pytest.param(m, marks=() if m == "plain" else pytest.mark.slow)
         for m in tf_dpsub_steps.METHODS
-        if m != "vectorized_map"
+        if m not in ("graph_at_once", "vectorized_map")
     ],
 )
 def test_result_is_that_of_tensorflow(method, tmp_path):

@@ -1,5 +1,9 @@
 """Workloads of the benchmarks are those that every framework has."""
 
+import io
+import json
+import time
+
 import keras
 import numpy as np
 import pytest
@@ -37,11 +41,50 @@ def test_data_are_the_same_each_time():
             np.testing.assert_array_equal(a, b)
 
 
-def test_times_leave_out_what_comes_first():
+def test_times():
     calls = []
-    found = timing.times(lambda: calls.append(1), seconds=0)
-    assert len(found) == 5
-    assert len(calls) == 8
+    assert len(timing.times(lambda: calls.append(1), seconds=0)) == 5
+    assert len(timing.times(lambda: calls.append(1), 0, fewest=1)) == 1
+    assert len(calls) == 6
+    assert len(timing.times(lambda: time.sleep(0.01), seconds=0.1)) > 5
+
+
+class TestProgram:
+    @pytest.fixture(name="program")
+    def _program(self, monkeypatch, capsys):
+        """What a program prints; each call of its makes two steps."""
+
+        def run(*arguments, lines=""):
+            monkeypatch.setattr(
+                "sys.argv",
+                ["program", "--workload=cnn", "--method=plain", *arguments],
+            )
+            monkeypatch.setattr("sys.stdin", io.StringIO(lines))
+            calls = []
+
+            def built(*_):
+                return lambda: calls.append(1), 26_010, 26_010
+
+            timing.main("x", "1", ["plain"], built, lambda method: 2)
+            said = capsys.readouterr().out.splitlines()
+            return [json.loads(line) for line in said], len(calls)
+
+        return run
+
+    def test_seconds(self, program):
+        (found,), calls = program("--seconds=0")
+        assert (found["framework"], found["method"]) == ("x", "plain")
+        assert found["first_ms"] > 0
+        assert len(found["ms"]) == 5
+        # The first one and three others are not among the times.
+        assert calls == 1 + 3 + 5
+
+    def test_turns(self, program):
+        (ready, *turns), calls = program("--turns", lines="0\n0\n")
+        assert "ms" not in ready
+        assert [len(turn["ms"]) for turn in turns] == [1, 1]
+        assert all(turn["peak_mib"] > 0 for turn in turns)
+        assert calls == 1 + 3 + 2
 
 
 def test_another_model_is_refused(monkeypatch, capsys):
