@@ -3,6 +3,8 @@
 import ctypes
 import gc
 import os
+import random
+import secrets
 import sys
 
 import pytest
@@ -55,9 +57,26 @@ def pytest_make_collect_report():
     return fail_if_skipped((yield))
 
 
+_ENTROPY = random.Random()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def same_entropy():
+    """What the package asks of the system's entropy is the same in each run.
+
+    Noise, samples and first bases that are drawn anew would make one of
+    thousands of tests fail by chance, once in a few runs.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(secrets, "randbits", _ENTROPY.getrandbits)
+        patch.setattr(secrets, "token_bytes", _ENTROPY.randbytes)
+        yield
+
+
 @pytest.fixture(scope="module", autouse=True)
-def memory_given_back():
-    """What a file of tests has freed is the system's again."""
+def fresh_module(same_entropy):
+    """The same seeds for what tests of a file share, and memory given back."""
+    _ENTROPY.seed(0)
     yield
     gc.collect()
     if sys.platform == "linux":
@@ -67,6 +86,7 @@ def memory_given_back():
 @pytest.fixture(autouse=True)
 def fresh_state():
     """Gives each test the same seeds, and no names or policies of another."""
+    _ENTROPY.seed(0)
     keras = sys.modules.get("keras")
     if keras is not None:
         # Collecting garbage each time would take most of the suite.
