@@ -136,6 +136,7 @@ class TestGaussian:
     def test_draws_in_pieces(self, is_compiled, monkeypatch):
         """No piece repeats another, whether tensors share it or fill many."""
         monkeypatch.setattr(noise, "AT_ONCE", 1000)
+        monkeypatch.setattr(noise, "PIECE", 1000)
         monkeypatch.setattr(noise, "COMPILED", 182_397 + (not is_compiled))
         shapes = [[7], [90_500], [990], [30, 30], [300, 300]]
         draws = [np.ravel(z) for z in draw(shapes)]
@@ -149,6 +150,7 @@ class TestGaussian:
     def test_only_much_noise_is_compiled(self, monkeypatch):
         """For little, the memory that XLA takes is not worth its speed."""
         monkeypatch.setattr(noise, "AT_ONCE", 10)
+        monkeypatch.setattr(noise, "PIECE", 10)
         monkeypatch.setattr(noise, "COMPILED", 100)
 
         def compiles(counts):
@@ -164,13 +166,43 @@ class TestGaussian:
 
         assert compiles([[50], [50]]) and not compiles([[50], [49]])
 
+    @pytest.mark.parametrize("bits", [0, 2**31 - 1, -(2**31)])
+    def test_two_compiled_draws_reach_beyond_the_tail_of_one(
+        self, bits, monkeypatch
+    ):
+        def equal(key, count, blocks):
+            word = tf.fill([count], tf.constant(bits, tf.int32))
+            return [(word, word)] * blocks
+
+        monkeypatch.setattr(noise, "_threefry_blocks", equal)
+        largest = 2**0.5 * np.sqrt(2 * 32 * np.log(2)) if bits == 0 else 0
+        np.testing.assert_allclose(noise._pairs(KEY, 1), [largest], atol=1e-6)
+
     def test_every_bit_of_a_compiled_piece_s_key_counts(self):
         """128 secret bits, in two words, of which neither is cut."""
         keys = np.zeros([129, 2], np.uint64)
         for k in range(128):
             keys[k + 1, k // 64] = np.uint64(1) << np.uint64(k % 64)
-        draws = [noise._compiled(key.view(np.int64), 6).numpy() for key in keys]
+        draws = [
+            noise._sums_of_two_by_xla(key.view(np.int64), 6).numpy()
+            for key in keys
+        ]
         assert np.unique(draws, axis=0).shape == (129, 6)
+
+    def test_no_block_is_encrypted_twice(self):
+        """Even where the words of the counter begin at their last values."""
+        count = 2**16
+        for begin in (0, 2**32 - 1, 2**32 - 2**15):
+            words = np.array([1, 2, begin, begin], np.uint32)
+            key = tf.constant(words.view(np.int64))
+            found = tf.function(
+                lambda key: list(noise._threefry_blocks(key, count, 2)),
+                jit_compile=True,
+                autograph=False,
+            )(key)
+            blocks = np.array(found).transpose(0, 2, 1).reshape(-1, 2)
+            # They are encrypted one to one.
+            assert len(np.unique(blocks, axis=0)) == 2 * count
 
     @pytest.mark.parametrize("jit_compile", [False, True])
     def test_polynomials_are_cosine_and_sine(self, jit_compile):

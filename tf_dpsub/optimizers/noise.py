@@ -1,5 +1,6 @@
 """Gaussian noise, and the keys it is drawn from."""
 
+import functools
 import math
 import os
 import secrets
@@ -8,13 +9,16 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
+from tf_dpsub.optimizers import threefry
+
 # Numbers drawn at a time on a CPU: what lies between random bits and noise
 # stays in its cache.
 AT_ONCE = 2**18
 
-# From so many numbers on, XLA compiles the drawing of a piece: it takes three
-# fifths of the time, and 75 MiB for itself.
-COMPILED = 2**25
+# From so many numbers on, XLA compiles the drawing, in pieces of this size: it
+# takes a third of the time, and 75 MiB for itself.
+COMPILED = 2**23
+PIECE = 2**16
 
 # Of the square of an angle within 45 degrees, highest power first; the sine is
 # that times the angle (Moshier's Cephes library, `sinf.c`).
@@ -103,25 +107,30 @@ def _normal(key, counts):
     many = [k for k, count in enumerate(counts) if count > AT_ONCE]
     parts = [few, *([k] for k in many)]
     keys = tf.unstack(tf.random.experimental.stateless_split(key, len(parts)))
-    drawn = _compiled if sum(counts) >= COMPILED else _sums_of_two
+    if _is_in_xla():
+        drawn = _sums_of_two_for_xla
+    elif tf.config.list_logical_devices("GPU"):
+        drawn = _sums_of_two
+    elif sum(counts) < COMPILED:
+        drawn = functools.partial(_in_pieces, _sums_of_two, AT_ONCE)
+    else:
+        drawn = functools.partial(_in_pieces, _sums_of_two_by_xla, PIECE)
     draws = {}
     for part_key, part in zip(keys, parts, strict=True):
         sizes = [counts[k] for k in part]
-        flat = _in_pieces(drawn, part_key, sum(sizes))
+        flat = drawn(part_key, sum(sizes))
         draws.update(zip(part, tf.split(flat, sizes) if sizes else ()))
     return [draws[k] for k in range(len(counts))]
 
 
-def _in_pieces(drawn, key, count):
-    if _is_in_xla():
-        return _sums_of_two_for_xla(key, count)
-    if count <= AT_ONCE or tf.config.list_logical_devices("GPU"):
+def _in_pieces(drawn, size, key, count):
+    if count <= size:
         return _sums_of_two(key, count)
-    pieces = -(-count // AT_ONCE)
+    pieces = -(-count // size)
     numbers = tf.map_fn(
-        lambda piece_key: drawn(piece_key, AT_ONCE),
+        lambda piece_key: drawn(piece_key, size),
         tf.random.experimental.stateless_split(key, pieces),
-        fn_output_signature=tf.TensorSpec([AT_ONCE], tf.float32),
+        fn_output_signature=tf.TensorSpec([size], tf.float32),
     )
     return tf.reshape(numbers, [-1])[:count]
 
@@ -136,37 +145,63 @@ def _sums_of_two(key, count):
     """Sums of two standard normal draws, divided by sqrt(2)."""
     half = (count + 1) // 2
     bits = tf.random.stateless_uniform([4, half], key, None, None, tf.int32)
-    return _box_muller(bits, _cosine_and_sine)[:count]
+    cosines, sines = [], []
+    for size, direction in (tf.unstack(bits[:2]), tf.unstack(bits[2:])):
+        radius = _radius(size)
+        cosine, sine = _cosine_and_sine(direction)
+        cosines.append(radius * cosine)
+        sines.append(radius * sine)
+    return tf.concat([tf.add_n(cosines), tf.add_n(sines)], 0)[:count]
+
+
+def _sums_of_two_by_xla(key, count):
+    """The same, compiled apart: `count` is even."""
+    # What XLA concatenates it would draw once for each number.
+    pairs = _compiled_pairs(key, count // 2)
+    return tf.reshape(tf.bitcast(pairs, tf.float32), [-1])
 
 
 def _sums_of_two_for_xla(key, count):
-    """The same, of what XLA is quick at: ThreeFry bits and polynomials."""
-    half = (count + 1) // 2
-    cipher, counter = tf.split(tf.bitcast(key, tf.uint64), 2)
-    bits = tf.raw_ops.StatelessRandomUniformFullIntV2(
-        shape=[4, half],
-        key=cipher,
-        counter=counter,
-        alg=tf.random.Algorithm.THREEFRY.value,
-        dtype=tf.int32,
+    """The same, within what XLA compiles, by pairs of which half is unused."""
+    return tf.math.real(_pairs(key, count))
+
+
+def _pairs(key, count):
+    """Complex numbers, whose parts are sums of two draws, over sqrt(2).
+
+    They are made of what XLA is quick at: ThreeFry bits and polynomials.
+    """
+    pairs = []
+    for size, direction in _threefry_blocks(key, count, 2):
+        radius = _radius(size)
+        cosine, sine = _cosine_and_sine_by_polynomials(direction)
+        pairs.append(tf.complex(radius * cosine, radius * sine))
+    return tf.add_n(pairs)
+
+
+_compiled_pairs = tf.function(_pairs, jit_compile=True, autograph=False)
+
+
+def _threefry_blocks(key, count, blocks):
+    """Pairs of int32 words `[count]`, as many as there are blocks.
+
+    The first half of the key is the cipher's, the second one where it begins to
+    count: the words of the counter of block j of number i are i and j more.
+    """
+    *cipher, begin, block = tf.unstack(
+        tf.reshape(tf.bitcast(key, tf.uint32), [4])
     )
-    return _box_muller(bits, _cosine_and_sine_by_polynomials)[:count]
+    begin += tf.cast(tf.range(count), tf.uint32)
+    for j in range(blocks):
+        words = threefry.encrypt(cipher, [begin, tf.fill([count], block + j)])
+        yield [tf.bitcast(word, tf.int32) for word in words]
 
 
-_compiled = tf.function(_sums_of_two_for_xla, jit_compile=True)
-
-
-def _box_muller(bits, cosine_and_sine):
-    """Sums of two draws, divided by sqrt(2), of int32 bits `[4, half]`."""
-    cosines, sines = [], []
-    for size, direction in (tf.unstack(bits[:2]), tf.unstack(bits[2:])):
-        # In (0, 1], dense near 0, where the tails come from.
-        uniform = (tf.abs(tf.cast(size, tf.float32)) + 0.5) * 2.0**-31
-        radius = tf.sqrt(-tf.math.log(uniform))
-        cosine, sine = cosine_and_sine(direction)
-        cosines.append(radius * cosine)
-        sines.append(radius * sine)
-    return tf.concat([tf.add_n(cosines), tf.add_n(sines)], 0)
+def _radius(size):
+    """Of a pair, over sqrt(2), by a uniform int32."""
+    # In (0, 1], dense near 0, where the tails come from.
+    uniform = (tf.abs(tf.cast(size, tf.float32)) + 0.5) * 2.0**-31
+    return tf.sqrt(-tf.math.log(uniform))
 
 
 def _cosine_and_sine(direction):
