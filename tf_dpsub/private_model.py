@@ -16,7 +16,7 @@ from absl import logging
 from keras import tree
 from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
 
-from tf_dpsub import accounting, model_checks, private_step
+from tf_dpsub import accounting, microbatches, model_checks, private_step
 from tf_dpsub.callbacks import private_selection
 from tf_dpsub.data import given_batches, poisson_batches
 from tf_dpsub.data.overlap import count_common
@@ -24,9 +24,6 @@ from tf_dpsub.layers import conversion
 from tf_dpsub.optimizers import clipping
 from tf_dpsub.optimizers.private_optimizer import PrivateOptimizer
 
-# Examples at a time: on a CPU, larger microbatches leave the caches.
-_CPU_MICROBATCH = 64
-_GPU_MICROBATCH = 512
 # What TensorFlow raises in those that are left.
 _LOST_WORKER = (
     tf.errors.UnavailableError,
@@ -296,6 +293,7 @@ class PrivateModel(keras.Model):
         super().compile(optimizer, loss, *args, auto_scale_loss=False, **kwargs)
         self._tallies = _Tallies()
         self.training_step = None
+        self._default_microbatch_size: int | None = None
 
     def compile_from_config(self, config):
         self.compile(**keras.saving.deserialize_keras_object(config))
@@ -703,9 +701,13 @@ class PrivateModel(keras.Model):
         if self.optimizer.microbatch_size is not None:
             # A batch of one has no axis to follow.
             return max(2, self.optimizer.microbatch_size)
-        on_gpu = bool(tf.config.list_logical_devices("GPU"))
-        largest = _GPU_MICROBATCH if on_gpu else _CPU_MICROBATCH
-        return max(2, min(largest, self.optimizer.batch_size))
+        if self._default_microbatch_size is None:
+            self._default_microbatch_size = microbatches.default_size(
+                self.model,
+                self.optimizer.batch_size,
+                self.distribute_strategy.num_replicas_in_sync,
+            )
+        return self._default_microbatch_size
 
     @property
     def _largest_batch(self):

@@ -20,6 +20,7 @@ import tensorflow as tf
 import tf_dpsub
 from benchmarks import steps
 from benchmarks.peers import timing, workloads
+from tf_dpsub import microbatches
 
 METHODS = (
     "plain",
@@ -32,7 +33,6 @@ METHODS = (
     "rgp",
     "dp_powersgd",
 )
-_MICROBATCH = 64  # The default on a CPU.
 # Steps from one subspace to the next.
 UPDATE_EVERY = {"gep": 10, "bgep": 10}
 # Of public gradients: a basis and copies of it come on top.
@@ -76,6 +76,10 @@ def prepared(workload, method, **settings):
     if method != "plain":
         if method == "rgp":
             tf_dpsub.layers.reparametrize(model, _carrier_rank(workload))
+        if method == "graph_at_once":
+            if microbatches.default_size(model, len(y)) >= len(y):
+                raise NotImplementedError("The batch is one microbatch anyway.")
+            settings["microbatch_size"] = len(y)
         model = tf_dpsub.make_private(model)
         optimizer = _private(workload, method, optimizer, len(y), settings)
     dataset = steps.prepared(model, x, y, optimizer, metrics=())
@@ -89,12 +93,11 @@ def _private(workload, method, inner, batch_size, settings):
         "batch_size": batch_size,
         **settings,
     }
-    if method == "graph_at_once":
-        if batch_size <= _MICROBATCH:
-            raise NotImplementedError("The batch is one microbatch anyway.")
-        method, settings["microbatch_size"] = "graph", batch_size
-    if method in ("graph", "vectorized_map"):
-        return tf_dpsub.optimizers.DPSGD(inner, per_example=method, **settings)
+    if method in ("graph", "graph_at_once", "vectorized_map"):
+        implementation = method.removesuffix("_at_once")
+        return tf_dpsub.optimizers.DPSGD(
+            inner, per_example=implementation, **settings
+        )
     if method == "rgp":
         return tf_dpsub.optimizers.RGP(inner, **settings)
     if method == "dp_powersgd":

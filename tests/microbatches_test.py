@@ -1,0 +1,99 @@
+"""How many examples a step works through at a time, if nobody says."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_dpsub
+from tf_dpsub import microbatches
+
+L = keras.layers
+
+
+def small():
+    return keras.Sequential([keras.Input((4,)), L.Dense(3), L.Dense(2)])
+
+
+class Composed(L.Layer):
+    """Nothing tells how much its inner layer puts out."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = L.Dense(2)
+
+    def build(self, shape):
+        self.inner.build(shape)
+
+    def call(self, x):
+        return self.inner(x)
+
+
+def test_numbers_of_an_example():
+    # Outputs of layers, inputs among them, and weights.
+    assert microbatches._numbers(small()) == (4 + 3 + 2) + (15 + 8)
+    nested = keras.Sequential([keras.Input((4,)), small()])
+    assert microbatches._numbers(nested) == 4 + 9 + 23
+
+
+@pytest.mark.parametrize("size", [8, 250, 400, 1000, 5000])
+def test_small_models_take_hardly_more_parts_than_a_poisson_batch_needs(size):
+    found = microbatches.default_size(small(), size)
+    assert 2 <= found <= 512
+    drawn = np.random.default_rng(0).poisson(size, 20_000)
+    parts = -(-drawn // found)
+    # Nearly all batches take the same few parts.
+    assert np.mean(parts > np.ceil((size + 3 * size**0.5) / 512)) < 0.01
+
+
+def test_replicas_share_the_batch():
+    alone = microbatches.default_size(small(), 128)
+    assert microbatches.default_size(small(), 256, replicas=2) == alone
+
+
+LARGE = {
+    "weights": lambda: keras.Sequential([keras.Input((400,)), L.Dense(400)]),
+    "outputs": lambda: keras.Sequential(
+        [keras.Input((64, 64, 3)), L.Conv2D(30, 1), L.GlobalMaxPool2D()]
+    ),
+    "layers within layers": lambda: keras.Sequential(
+        [keras.Input((4,)), Composed()]
+    ),
+    "any length": lambda: keras.Sequential(
+        [keras.Input((None, 4)), L.Conv1D(2, 3), L.GlobalMaxPool1D()]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_large_models_stay_in_the_caches(name):
+    model = LARGE[name]()
+    assert microbatches.default_size(model, 250) == 64
+    assert microbatches.default_size(model, 20) == 20
+    assert microbatches.default_size(model, 1) == 2
+
+
+def test_a_gpu_takes_many(monkeypatch):
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: [kind])
+    for model in (small(), LARGE["weights"]()):
+        assert microbatches.default_size(model, 1000) == 512
+        assert microbatches.default_size(model, 250) == 250
+
+
+@pytest.mark.parametrize("given, expected", [(None, 34), (7, 7), (1, 2)])
+def test_of_a_private_model(given, expected):
+    model = tf_dpsub.make_private(small())
+    for batch_size in (5, 20):
+        model.compile(
+            tf_dpsub.optimizers.DPSGD(
+                keras.optimizers.SGD(0.1),
+                l2_norm_clip=1.0,
+                noise_multiplier=1.0,
+                batch_size=batch_size,
+                microbatch_size=given,
+            ),
+            loss="mse",
+        )
+        # 20 + 3 sqrt(20); 5 + 3 sqrt(5).
+        own = expected if batch_size == 20 or given else 12
+        assert model.microbatch_size == own

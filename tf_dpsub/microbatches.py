@@ -1,0 +1,58 @@
+"""How many examples a step works through at a time."""
+
+import math
+
+import tensorflow as tf
+from keras import tree
+
+from tf_dpsub.optimizers.clipping import LARGEST_MICROBATCH
+
+# What larger microbatches work on leaves the caches of a CPU...
+_ON_CPU = 64
+_ON_GPU = 512
+# ...unless weights and outputs of all layers are at most so many numbers for an
+# example: beginning with a microbatch would take longer than working on it.
+_FEW_NUMBERS = 2**17
+
+
+def default_size(model, batch_size: int, replicas: int = 1) -> int:
+    """The microbatch size of those who choose none.
+
+    A small model on a CPU works through the whole batch at once, or in a few
+    equal parts: there is room for what hardly any Poisson batch exceeds. It
+    changes speed and memory, never the result.
+
+    Args:
+        model: `keras.Model` that is built.
+        batch_size: int, the expected batch size.
+        replicas: int, how many share the batch. Defaults to `1`.
+
+    Returns:
+        int, two at least: a batch of one has no axis to follow.
+    """
+    if tf.config.list_logical_devices("GPU"):
+        return max(2, min(_ON_GPU, batch_size))
+    if _numbers(model) > _FEW_NUMBERS:
+        return max(2, min(_ON_CPU, batch_size))
+    expected = batch_size / replicas
+    most = expected + 3 * math.sqrt(expected)
+    parts = math.ceil(most / LARGEST_MICROBATCH)
+    return max(2, math.ceil(most / parts))
+
+
+def _numbers(model):
+    """Of weights, and of outputs for one example; inf where it is not known."""
+    found = model.count_params()
+    for layer in model._flatten_layers(include_self=False):
+        if layer._layers:
+            continue
+        try:
+            outputs = tree.flatten(layer.output)
+        except (AttributeError, ValueError):
+            # Within another layer: nothing tells what it puts out.
+            return math.inf
+        for output in outputs:
+            if None in output.shape[1:]:
+                return math.inf
+            found += math.prod(output.shape[1:])
+    return found
