@@ -293,7 +293,7 @@ class PrivateModel(keras.Model):
         super().compile(optimizer, loss, *args, auto_scale_loss=False, **kwargs)
         self._tallies = _Tallies()
         self.training_step = None
-        self._default_microbatch_size: int | None = None
+        self._default_microbatch_size = None
 
     def compile_from_config(self, config):
         self.compile(**keras.saving.deserialize_keras_object(config))
