@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tf_dpsub
 from tests.private_model_test import (
@@ -75,6 +76,22 @@ class TestSteps:
             model.fit(X, Y, epochs=epochs, callbacks=[look], verbose=0)
         assert len(after_steps) == 30
         assert len(set(after_steps)) == 1
+
+    def test_sums_take_no_memory_beside_the_first_microbatch(self):
+        model = private(linear(), dpsgd())
+        model.fit(X, Y, verbose=0)
+        batches = tf.nest.map_structure(
+            lambda s: tf.TensorSpec([None, *s.shape[1:]], s.dtype),
+            model.training_step.spec,
+        )
+        step = tf.function(model.training_step._sums, autograph=False)
+        made = {
+            op.type
+            for op in step.get_concrete_function(batches).graph.get_operations()
+            for t in op.outputs
+            if t.dtype == tf.float64 and t.shape.rank != 0
+        }
+        assert "EnsureShape" in made and not made & {"Const", "Fill"}
 
     def test_limit_of_no_steps(self):
         class Limit(keras.callbacks.Callback):

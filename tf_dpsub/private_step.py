@@ -160,20 +160,23 @@ class PrivateStep:
             kept = [tf.where(i == 0, v, k) for v, k in zip(states, kept)]
             return i + 1, sums, kept
 
+        shapes = [tf.TensorShape(s) for s in self.optimizer.sum_shapes()]
+        first = loop = shapes
+        if not self.is_compiled:
+            # A sum that begins as a scalar takes no memory beside the first
+            # microbatch. XLA wants shapes that stay.
+            first = [tf.TensorShape([]) for _ in shapes]
+            loop = [tf.TensorShape(None) for _ in shapes]
+        counter, kept = tf.constant(0), [tf.identity(v) for v in states]
         _, sums, kept = tf.while_loop(
             lambda i, sums, kept: i < passes,
             body,
-            [
-                tf.constant(0),
-                [
-                    tf.zeros(shape, tf.float64)
-                    for shape in self.optimizer.sum_shapes()
-                ],
-                [tf.identity(v) for v in states],
-            ],
+            [counter, [tf.zeros(shape, tf.float64) for shape in first], kept],
+            shape_invariants=[counter.shape, loop, [k.shape for k in kept]],
             # Else up to ten microbatches are in memory at a time.
             parallel_iterations=1,
         )
+        sums = [tf.ensure_shape(s, shape) for s, shape in zip(sums, shapes)]
         # How far states advanced tells how many examples were drawn: they are
         # set to what they were after the first pass, which is public.
         for variable, value in zip(states, kept):
