@@ -31,6 +31,12 @@ def system(monkeypatch):
     monkeypatch.setattr(os, "urandom", np.random.default_rng(0).bytes)
 
 
+@pytest.fixture
+def on_cpu(monkeypatch):
+    """What a machine without a GPU does."""
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: [])
+
+
 def assert_standard_normal(z, level=1e-4):
     """Mean, variance, kurtosis, tails and the whole distribution."""
     z = np.ravel(z).astype("float64")
@@ -133,7 +139,7 @@ class TestGaussian:
             assert not np.isclose(draw([[100]])[0], z, rtol=1e-6).any()
 
     @pytest.mark.parametrize("is_compiled", [False, True])
-    def test_draws_in_pieces(self, is_compiled, monkeypatch):
+    def test_draws_in_pieces(self, is_compiled, on_cpu, monkeypatch):
         """No piece repeats another, whether tensors share it or fill many."""
         monkeypatch.setattr(noise, "AT_ONCE", 1000)
         monkeypatch.setattr(noise, "PIECE", 1000)
@@ -147,7 +153,7 @@ class TestGaussian:
         correlations = np.corrcoef(pieces) - np.eye(182)
         assert np.abs(correlations).max() < 6 / np.sqrt(1000)
 
-    def test_only_much_noise_is_compiled(self, monkeypatch):
+    def test_only_much_noise_is_compiled(self, on_cpu, monkeypatch):
         """For little, the memory that XLA takes is not worth its speed."""
         monkeypatch.setattr(noise, "AT_ONCE", 10)
         monkeypatch.setattr(noise, "PIECE", 10)
@@ -176,7 +182,8 @@ class TestGaussian:
 
         monkeypatch.setattr(noise, "_threefry_blocks", equal)
         largest = 2**0.5 * np.sqrt(2 * 32 * np.log(2)) if bits == 0 else 0
-        np.testing.assert_allclose(noise._pairs(KEY, 1), [largest], atol=1e-6)
+        compiled = tf.function(noise._pairs, jit_compile=True, autograph=False)
+        np.testing.assert_allclose(compiled(KEY, 1), [largest], atol=1e-6)
 
     def test_every_bit_of_a_compiled_piece_s_key_counts(self):
         """128 secret bits, in two words, of which neither is cut."""
@@ -204,6 +211,12 @@ class TestGaussian:
             # They are encrypted one to one.
             assert len(np.unique(blocks, axis=0)) == 2 * count
 
+    def test_more_numbers_than_the_counter_counts(self):
+        with pytest.raises(
+            ValueError, match=r"at most 2\^32 .*, got 4,294,967,"
+        ):
+            noise._pairs(KEY, 2**32 + 1)
+
     @pytest.mark.parametrize("jit_compile", [False, True])
     def test_polynomials_are_cosine_and_sine(self, jit_compile):
         directions = np.random.default_rng(0).integers(
@@ -212,6 +225,7 @@ class TestGaussian:
         # Where a quadrant begins or ends.
         edges = np.arange(-8, 8) * 2**28
         directions[:48] = np.ravel([edges - 1, edges, edges + 1]).clip(-(2**31))
+        directions[48] = 2**31 - 1
         found = tf.function(
             noise._cosine_and_sine_by_polynomials, jit_compile=jit_compile
         )(tf.constant(directions))
@@ -220,7 +234,23 @@ class TestGaussian:
             found, [np.cos(angle), np.sin(angle)], rtol=0, atol=2e-7
         )
 
-    def test_draws_as_a_whole_where_xla_compiles(self, monkeypatch):
+    def test_every_number_is_drawn_once_where_xla_compiles(self, monkeypatch):
+        """Of each tensor, large or small, and of each key."""
+        monkeypatch.setattr(noise, "AT_ONCE", 50)
+        shapes = [[7], [101], [10, 10], [50], []]
+        step = tf.function(
+            lambda key: noise.gaussian(key, shapes, [1.0] * 5),
+            jit_compile=True,
+        )
+        keys = [[1, 2], [2, 2], [1 + 2**32, 2], [1, 2 + 2**40], [1, 2 + 2**20]]
+        drawn = [
+            np.ravel(z) for k in keys for z in step(tf.constant(k, tf.int64))
+        ]
+        count = len(keys) * (7 + 101 + 100 + 50 + 1)
+        # Two of so many numbers may round to the same one.
+        assert np.unique(np.concatenate(drawn)).size > count - 3
+
+    def test_draws_as_a_whole_where_xla_compiles(self, on_cpu, monkeypatch):
         monkeypatch.setattr(noise, "AT_ONCE", 1000)
 
         def loops(jit_compile):
@@ -261,7 +291,7 @@ class TestNoiseKey:
     def test_never_repeats(self):
         keys = advanced(noise.NoiseKey(), 1000)
         assert len(set(keys)) == 1000
-        # Nor a half of it: 32 bits would collide.
+        # Nor a half of it.
         assert len({half for key in keys for half in key}) == 2000
 
     def test_has_64_bits_in_each_half(self):

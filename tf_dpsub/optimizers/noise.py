@@ -103,13 +103,14 @@ def gaussian(key, shapes: list, stddevs: list, secure: bool = False) -> list:
 
 def _normal(key, counts):
     """Standard normal numbers; one draw serves all that are few."""
+    if _is_in_xla():
+        # There, splitting a key keeps but 32 bits of each half.
+        return tf.split(_sums_of_two_for_xla(key, sum(counts)), counts)
     few = [k for k, count in enumerate(counts) if count <= AT_ONCE]
     many = [k for k, count in enumerate(counts) if count > AT_ONCE]
     parts = [few, *([k] for k in many)]
     keys = tf.unstack(tf.random.experimental.stateless_split(key, len(parts)))
-    if _is_in_xla():
-        drawn = _sums_of_two_for_xla
-    elif tf.config.list_logical_devices("GPU"):
+    if tf.config.list_logical_devices("GPU"):
         drawn = _sums_of_two
     elif sum(counts) < COMPILED:
         drawn = functools.partial(_in_pieces, _sums_of_two, AT_ONCE)
@@ -188,6 +189,11 @@ def _threefry_blocks(key, count, blocks):
     The first half of the key is the cipher's, the second one where it begins to
     count: the words of the counter of block j of number i are i and j more.
     """
+    if count > 2**32:
+        raise ValueError(
+            f"Expected at most 2^32 numbers to draw at once, got {count:,}: "
+            "the words of the counter would be used again."
+        )
     *cipher, begin, block = tf.unstack(
         tf.reshape(tf.bitcast(key, tf.uint32), [4])
     )
