@@ -16,7 +16,7 @@ from tf_dpsub.optimizers import threefry
 AT_ONCE = 2**18
 
 # From so many numbers on, XLA compiles the drawing, in pieces of this size: it
-# takes a third of the time, and 75 MiB for itself.
+# takes two fifths of the time, and 75 MiB for itself.
 COMPILED = 2**23
 PIECE = 2**16
 
