@@ -147,7 +147,7 @@ def of_plain(name, rows=None):
         `Costs`.
     """
     model, x, y = _built(name, rows)
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    loss = steps.loss_of(model)
     weights = [v.value for v in model.trainable_variables]
 
     def gradients(x, y):
@@ -177,7 +177,7 @@ def of_private(name, optimizer, carrier_rank=None, rows=None):
     model = tf_dpsub.make_private(plain)
     model.compile(
         optimizer(len(y)),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        steps.loss_of(model),
     )
     batch = given_batches.padded(given_batches.named(x, y), len(y))
     model.prepare_training(

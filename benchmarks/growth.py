@@ -23,7 +23,8 @@ from collections.abc import Callable
 import numpy as np
 from matplotlib import ticker
 
-from launchers import figures, whole_file
+from launchers import figures
+from tf_dpsub import files
 
 _TICKS = (1, 1.5, 2, 3, 5, 7)
 
@@ -208,7 +209,7 @@ def measure(folder, names, rounds, seconds):
     Returns:
         List of dicts, all runs so far.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    files.make_folder(folder)
     file = folder / "runs.jsonl"
     runs = []
     if file.exists():
@@ -363,7 +364,7 @@ def main():
     runs = measure(args.out, args.axis or list(AXES), args.rounds, args.seconds)
     found = summarized(runs)
     text = markdown(found)
-    whole_file.write_text(args.out / "table.md", text)
+    files.write_text(args.out / "table.md", text)
     figures.write(draw(found), args.out / "growth.png")
     print(text)
     return 0

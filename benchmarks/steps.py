@@ -28,8 +28,9 @@ def built(name):
     x, y = workloads.data(name)
     if workload.image is not None:
         return _OF_IMAGES[name](), x, y
-    if name == "lstm":
-        return _lstm(workload.vocabulary, workload.tokens), x, y
+    if name.startswith("lstm"):
+        model = _lstm(workload.vocabulary, workload.tokens, name == "lstm")
+        return model, x, y
     padding_mask = np.ones_like(x)
     if workload.is_language_model:
         return (
@@ -50,6 +51,7 @@ def built(name):
 
 _OF_IMAGES = {
     "cnn": tf_dpsub.models.mnist_cnn,
+    "binary": lambda: tf_dpsub.models.get("mlp", (28, 28, 1), 1),
     "mlp": lambda: tf_dpsub.models.get("mlp", (28, 28, 1), 10),
     "resnet20": tf_dpsub.models.resnet20_gn,
     "wrn28_4": tf_dpsub.models.wrn28_4_gn,
@@ -100,12 +102,12 @@ def _gpt2(vocabulary, length):
     )
 
 
-def _lstm(vocabulary, length):
+def _lstm(vocabulary, length, unroll):
     return keras.Sequential(
         [
             keras.Input([length], dtype="int32"),
             keras.layers.Embedding(vocabulary, 64),
-            keras.layers.LSTM(128, unroll=True),
+            keras.layers.LSTM(128, unroll=unroll),
             keras.layers.Dense(2),
         ]
     )
@@ -135,18 +137,35 @@ def prepared(model, x, y, optimizer, metrics=("accuracy",)):
     Returns:
         A `tf.data.Dataset` without end of what `model.train_step` takes.
     """
-    model.compile(
-        optimizer,
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=list(metrics),
-    )
-    dataset = tf.data.Dataset.from_tensors((x, y)).repeat()
+    model.compile(optimizer, loss_of(model), metrics=list(metrics))
+    return batches(model, x, y)
+
+
+def loss_of(model):
+    """The loss of a model of a workload, for `compile`."""
+    if model.output_shape[-1] == 1:
+        return keras.losses.BinaryCrossentropy(from_logits=True)
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def batches(model, *data):
+    """Makes a compiled model ready to train on one batch in memory.
+
+    Args:
+        model: compiled `keras.Model`, or a `tf_dpsub.PrivateModel`.
+        *data: inputs, and targets and sample weights if there are any.
+
+    Returns:
+        A `tf.data.Dataset` without end of what `model.train_step` takes.
+    """
+    dataset = tf.data.Dataset.from_tensors(data).repeat()
     if isinstance(model, tf_dpsub.PrivateModel):
-        batches = tf_dpsub.data.PoissonBatches(x, y, batch_size=len(y))
+        size = len(keras.tree.flatten(data)[0])
+        poisson = tf_dpsub.data.PoissonBatches(*data, batch_size=size)
         # As large as every batch here: sampling is not what is measured.
-        model.prepare_training(model._distributed(batches).element_spec)
+        model.prepare_training(model._distributed(poisson).element_spec)
         dataset = model._dataset_of_batches(dataset)
-        model.current_run = _Endless()
+        model.current_run = _Endless(model.optimizer)
         model._charge = lambda steps: None
     else:
         model.optimizer.build(model.trainable_variables)
@@ -160,7 +179,12 @@ def step_of(model, dataset):
 
 
 class _Endless:
+    """A run of `fit` without a last step, which nothing is charged for."""
+
     left = None
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
 
 
 def measure_steps(steps, blocks):

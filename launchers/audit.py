@@ -5,12 +5,12 @@
 
 Single steps are audited on gradients that are given: the noise of each number,
 its independence, the divisor, by how much one example moves what is released,
-and what an attacker proves of a step with ε = 1. Whole runs are audited by
-canaries with huge gradients, and by membership inference on scikit-learn's
-digits. `--long` takes 10,000 pairs of batches and more runs, which is for a
-release. `report.html`, `table.md`, `audit.json` and `audit.png` are written to
-the workdir; the exit code is 1 if a claim fails. `--dry_run` says how much
-would be done.
+and what an attacker proves of a step with ε = 1, by its size and by low bits.
+Whole runs are audited by canaries with huge gradients, and by membership
+inference on scikit-learn's digits. `--long` takes 10,000 pairs of batches and
+more runs, which is for a release. `report.html`, `table.md`, `audit.json` and
+`audit.png` are written to the workdir; the exit code is 1 if a claim fails.
+`--dry_run` says how much would be done.
 """
 
 import concurrent.futures
@@ -33,9 +33,9 @@ from launchers import (
     program,
     report_page,
     run_directory,
-    whole_file,
 )
 from launchers.program import DRY_RUN, WORKDIR
+from tf_dpsub import files
 
 _MECHANISMS = flags.DEFINE_list(
     "mechanisms", None, "Which to audit; all, unless given."
@@ -291,14 +291,14 @@ def write(results, plain, folder, command):
         folder: `pathlib.Path`.
         command: string, what made it.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    files.make_folder(folder)
     text = markdown(results, plain, command)
-    whole_file.write_text(folder / "table.md", text)
+    files.write_text(folder / "table.md", text)
     as_json = {
         "mechanisms": results,
         "not_private": None if plain is None else dataclasses.asdict(plain),
     }
-    whole_file.write_text(
+    files.write_text(
         folder / "audit.json",
         json.dumps(as_json, indent=2, ensure_ascii=False) + "\n",
     )
@@ -330,9 +330,9 @@ def markdown(results, plain, command):
         "furthest from what is claimed. Movement: by which one example moves "
         "what is released, the most that was found, of what is claimed.",
         "",
-        "| mechanism | variance | movement | ε of one step ≥ | ε of one run ≥ |"
-        + "".join(f" {_ATTACKS[key]} |" for key in attacks),
-        "|---|---|---|---|---|" + "---|" * len(attacks),
+        "| mechanism | variance | movement | ε of one step ≥ | by low bits ≥ | "
+        "ε of one run ≥ |" + "".join(f" {_ATTACKS[key]} |" for key in attacks),
+        "|---|---|---|---|---|---|" + "---|" * len(attacks),
     ]
     for result in results:
         value = {f["check"]: f["value"] for f in result["findings"]}
@@ -340,12 +340,12 @@ def markdown(results, plain, command):
         lines.append(
             f"| {result['mechanism']} | {value['variance']:.3f} | "
             f"{movement:.6f} | {value['epsilon']:.2f} | "
-            f"{value['one run']:.2f} |"
+            f"{value['low bits']:.2f} | {value['one run']:.2f} |"
             + _shares(attacks, result.get("membership"))
         )
     if plain is not None:
         shares = _shares(attacks, dataclasses.asdict(plain))
-        lines.append(f"| not private | | | | |{shares}")
+        lines.append(f"| not private | | | | | |{shares}")
         lines += [
             "",
             "Membership: right answers about digits, half of them with random "
@@ -398,8 +398,10 @@ def draw(results):
 
 def main():
     """Audits what the flags say; returns the exit code."""
-    names = _MECHANISMS.value or NAMES
+    names = NAMES if _MECHANISMS.value is None else _MECHANISMS.value
     unknown = [name for name in names if name not in NAMES]
+    if not names:
+        unknown = ["none"]
     if unknown:
         close = difflib.get_close_matches(unknown[0], NAMES, n=1)
         hint = f" Did you mean {close[0]}?" if close else ""

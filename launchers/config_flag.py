@@ -4,11 +4,13 @@ import difflib
 import os
 import pathlib
 import re
+import traceback
 
+import ml_collections
 from absl import flags
 from ml_collections import config_flags
 
-from launchers import native_logs, program, train_config
+from launchers import config_checks, native_logs, program, train_config
 
 CONFIG = config_flags.DEFINE_config_file(
     "config", None, "File of the config, such as configs/digits_dpsgd.py."
@@ -23,7 +25,11 @@ def begin():
         The `ml_collections.ConfigDict` of the flags.
     """
     config = CONFIG.value
-    let_flags_decide(config, flags.FLAGS["config"].override_values)
+    displaced = let_flags_decide(config, flags.FLAGS["config"].override_values)
+    config_checks.check(config)
+    config_checks.check_data(config)
+    if displaced is not None:
+        print(f"{'note':<10} {displaced}", flush=True)
     native_logs.quietly_loaded()
     return config
 
@@ -34,12 +40,27 @@ def let_flags_decide(config, overridden):
     Args:
         config: `ml_collections.ConfigDict`, changed in place.
         overridden: collection of strings, fields given on the command line.
+
+    Returns:
+        string, what does not hold any more; None if all does.
     """
     given = {"noise_multiplier", "epsilon"}.intersection(overridden)
-    if given == {"noise_multiplier"}:
+    epsilon, noise_multiplier = config.epsilon, config.noise_multiplier
+    if given == {"noise_multiplier"} and epsilon is not None:
         config.epsilon = None
-    elif given == {"epsilon"}:
+        return (
+            f"no budget is kept: --config.noise_multiplier="
+            f"{noise_multiplier:g} takes the place of the config's epsilon = "
+            f"{epsilon:g}; --config.epsilon={epsilon:g} beside it keeps it"
+        )
+    if given == {"epsilon"} and noise_multiplier is not None:
         config.noise_multiplier = None
+        return (
+            f"noise is calibrated for --config.epsilon={epsilon:g}, which "
+            "takes the place of the config's noise_multiplier = "
+            f"{noise_multiplier:g}"
+        )
+    return None
 
 
 def run(main):
@@ -64,6 +85,12 @@ def _read(argv):
                     f"Expected --{holder.name}, such as "
                     f"--{holder.name}={example}, got none; see --help."
                 )
+        if not isinstance(CONFIG.value, ml_collections.ConfigDict):
+            raise ValueError(
+                "Expected get_config() of the config to return what "
+                "train_config.default_config() returns, with changes, got "
+                f"{type(CONFIG.value).__name__}."
+            )
         CONFIG.value.lock()
     except AttributeError as error:
         raise ValueError(unknown_field(error)) from error
@@ -73,6 +100,11 @@ def _read(argv):
             f"Expected the file of a config, got none: {reason}."
             f"{_close_config(reason)}"
         ) from error
+    except (SyntaxError, ImportError, NameError, TypeError) as error:
+        raise ValueError(
+            f"Expected a config that Python can run, got {_place(error)}"
+            f"{type(error).__name__}: {getattr(error, 'msg', error)}."
+        ) from error
     except flags.UnrecognizedFlagError as error:
         if error.flagname in train_config.default_config():
             raise ValueError(
@@ -81,6 +113,14 @@ def _read(argv):
             ) from error
         raise
     return rest
+
+
+def _place(error):
+    """Where a config has gone wrong, with a colon."""
+    if isinstance(error, SyntaxError):
+        return f"line {error.lineno} of {error.filename}: "
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"line {frame.lineno} of {frame.filename}: "
 
 
 def with_own_configs(argv):

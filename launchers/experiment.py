@@ -11,18 +11,28 @@ import tensorflow as tf
 
 import tf_dpsub
 from launchers import (
+    config_checks,
     config_objects,
     durations,
     progress_bar,
     progress_figure,
     report_page,
+    resumption,
     run_directory,
     run_recorder,
     tasks,
     tokens,
     train_config,
 )
-from tf_dpsub import accounting, callbacks, data, layers
+from tf_dpsub import (
+    accounting,
+    callbacks,
+    data,
+    files,
+    interruptions,
+    layers,
+    workers,
+)
 from tf_dpsub.analysis.step_cost import measure_step
 
 
@@ -52,10 +62,11 @@ def train(config, workdir, resume=False, results_only=False, command=None):
     Raises:
         ValueError: if the config or the directory is not fit for the run.
     """
-    config_objects.check(config)
+    config_checks.check(config)
     as_dict = train_config.as_dict(config)
     # Before anything else of TensorFlow, if there are several workers.
     strategy = config_objects.strategy(config)
+    workers.require_agreement(strategy, as_dict)
     is_chief = strategy.extended.should_checkpoint
     with run_directory.RunDirectory(
         workdir, as_dict, resume, writes=is_chief
@@ -63,12 +74,21 @@ def train(config, workdir, resume=False, results_only=False, command=None):
         result = directory.result()
         if result is not None:
             print(f"The run in {workdir} is finished.")
+            _complete_files(directory, results_only)
         else:
             run = _Run(config, strategy, directory, results_only)
             result = run.complete(command)
         if is_chief:
             print(result["summary"], flush=True)
     return result
+
+
+def _complete_files(directory, results_only):
+    """Does what comes after the result, where a run was killed in between."""
+    page = directory.path / report_page.FILE
+    if directory.writes and not results_only and not page.exists():
+        report_page.write(directory.path)
+    directory.remove_checkpoints()
 
 
 def announce(config, workdir, resume=False):
@@ -82,7 +102,7 @@ def announce(config, workdir, resume=False):
     Raises:
         ValueError: as `train`.
     """
-    config_objects.check(config)
+    config_checks.check(config)
     strategy = config_objects.strategy(config)
     if strategy.num_replicas_in_sync > 1:
         raise ValueError(
@@ -148,15 +168,17 @@ class _Run:
             seed=config.fixed_noise_seed,
         )
         subspace = config_objects.subspace(config, self._data)
-        self._recorder = run_recorder.RunRecorder(directory)
+        described = resumption.described(self._data.x_train, self._data.y_train)
+        self._recorder = run_recorder.RunRecorder(directory, described)
         self._gradient_recorders = config_objects.recorders(
             config, directory.path, self._data
         )
         with strategy.scope():
             self._model = tf_dpsub.make_private(
                 plain,
-                ledger_path=directory.path / "ledger.json",
+                ledger_path=directory.path / run_directory.LEDGER,
             )
+            resumption.require_same(directory, self._model.ledger, described)
             self._model.compile(
                 config_objects.private_optimizer(
                     config, self._batches, subspace
@@ -169,7 +191,7 @@ class _Run:
                 ),
             )
             self._check_that_workers_agree(strategy)
-            self._recorder.restore(self._model)
+            self._recorder.restore(self._model, self._batches.steps_per_epoch)
         if config.fixed_noise_seed is not None and self._model.ledger.steps:
             raise ValueError(
                 "Expected fixed_noise_seed=None to resume a run, got "
@@ -196,6 +218,7 @@ class _Run:
         """Trains what is left, and writes all files; returns the result."""
         epochs = self._last_epoch()
         self._announce(epochs)
+        interruptions.check()
         if self._recorder.epochs < epochs:
             try:
                 self._fit(epochs)
@@ -294,6 +317,12 @@ class _Run:
             "devices": ", ".join(devices()),
             "files": f"{self._directory.path}/",
         }
+        if config.delta >= 1 / self._batches.examples:
+            lines["warning"] = (
+                f"δ = {config.delta:g} is not below 1 / n = "
+                f"{1 / self._batches.examples:.3g}: publishing one example "
+                "drawn at random would satisfy it"
+            )
         if config.subspace is not None:
             lines["subspace"] = ", ".join([config.subspace, *optimizer.notes])
         if ledger.steps:
@@ -363,14 +392,12 @@ class _Run:
         if not self._results_only and self._directory.writes:
             self._write_model_and_figure(result)
         self._directory.write_json("result.json", result)
-        if not self._results_only and self._directory.writes:
-            report_page.write(self._directory.path)
-        self._recorder.remove_checkpoint()
+        _complete_files(self._directory, self._results_only)
         return result
 
     def _write_model_and_figure(self, result):
         config, path = self._config, self._directory.path
-        self._plain().save(path / "model.keras")
+        files.replace(path / "model.keras", self._plain().save)
         progress_figure.save_progress(
             path / "progress.png",
             self._recorder.rows,
@@ -405,7 +432,7 @@ class _Run:
         }
         metric = self._task.metric
         return {
-            f"test_{metric}": measured[metric],
+            f"test_{metric}": _finite(measured[metric]),
             **self._task.last_result(
                 self._plain(), self._loaded, self._directory
             ),

@@ -7,8 +7,9 @@ import re
 
 import matplotlib
 from matplotlib import container, figure, ticker
+from matplotlib.text import Text
 
-from launchers import whole_file
+from tf_dpsub import files
 
 INK, GREY, FAINT = "#222222", "#6b7280", "#e5e7eb"
 
@@ -31,22 +32,28 @@ def style():
         yield
 
 
-def new(width, height, title):
+def new(width, height, title, dpi=150):
     """Makes a figure of a size in inches, titled at its left.
+
+    Args:
+        width: float, inches.
+        height: float, inches.
+        title: string.
+        dpi: int, pixels of an inch of its PNG file. Defaults to `150`.
 
     Returns:
         A `matplotlib.figure.Figure`.
     """
     canvas = figure.Figure(
-        figsize=(width, height), dpi=150, layout="constrained"
+        figsize=(width, height), dpi=dpi, layout="constrained"
     )
     canvas.suptitle(title, x=0.02, ha="left", color=INK, weight="bold")
     return canvas
 
 
 def subtitle(axes, text):
-    """Writes a text in grey above axes, at the left."""
-    axes.set_title(text, loc="left", fontsize=10, color=GREY)
+    """Writes a text in grey above axes, at the left, and returns it."""
+    return axes.set_title(text, loc="left", fontsize=10, color=GREY)
 
 
 def tidy(axes):
@@ -60,42 +67,53 @@ def tidy(axes):
     axes.set_axisbelow(True)
 
 
-def write(canvas, path):
+def write(canvas, path, png_only=()):
     """Writes a figure as a PNG file, and beside it as an SVG for a web page.
 
     Args:
         canvas: `matplotlib.figure.Figure`.
         path: `pathlib.Path`, of the PNG file.
+        png_only: sequence of matplotlib's texts, what the page says beside the
+            figure. Defaults to none.
     """
+    _take_literally(canvas)
     with style():
-        whole_file.replace(path, lambda p: canvas.savefig(p, format="png"))
-        text = svg(canvas, path.stem)
-    whole_file.write_text(path.with_suffix(".svg"), text)
+        files.replace(path, lambda p: canvas.savefig(p, format="png"))
+        text = svg(canvas, path.stem, png_only)
+    files.write_text(path.with_suffix(".svg"), text)
 
 
-# Pixels of a page for each point, at which texts of 10 points are legible.
-_LEAST_SCALE = 0.8
+# Pixels of a page for each point: texts of 10 points are legible with the one,
+# and no larger than those around them with the other.
+_LEAST_SCALE, _LARGEST_SCALE = 0.95, 1.6
 
 # What follows the page's colours; the colours of data do not.
 _FOLLOWS = {"#000000": "ink", INK: "ink", GREY: "grey", FAINT: "faint"}
 
 
-def svg(canvas, name):
+def svg(canvas, name, hidden=()):
     """A figure as an element of a web page, whose colours it takes.
+
+    Its title is not drawn: it is the SVG's, of which the page makes a caption,
+    whose size does not shrink with the figure.
 
     Args:
         canvas: `matplotlib.figure.Figure`.
         name: string, which no other figure of the page has.
+        hidden: sequence of matplotlib's texts to leave out. Defaults to none.
 
     Returns:
         string, with a description for those who do not see it.
     """
+    name = re.sub(r"[^\w-]", "-", name)
+    _take_literally(canvas)
     file = io.StringIO()
     settings = {"svg.fonttype": "none", "svg.hashsalt": name}
-    with matplotlib.rc_context(settings):
-        canvas.savefig(
-            file, format="svg", transparent=True, metadata={"Date": None}
-        )
+    title = canvas.get_suptitle()
+    metadata = {"Date": None, "Title": title or None}
+    titles = [text for text in canvas.texts if text.get_text() == title]
+    with matplotlib.rc_context(settings), _without([*titles, *hidden]):
+        canvas.savefig(file, format="svg", transparent=True, metadata=metadata)
     text = file.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
@@ -106,10 +124,44 @@ def svg(canvas, name):
     text = text.replace("'DejaVu Sans'", "'DejaVu Sans', Verdana, sans-serif")
     label = html.escape(description(canvas), quote=True)
     # On a small screen it scrolls sideways before its text is too small.
-    least = f"min-width: {_LEAST_SCALE * 72 * canvas.get_figwidth():.0f}px"
-    return text.replace(
-        "<svg", f'<svg role="img" aria-label="{label}" style="{least}"', 1
+    least, largest = (
+        f"{scale * 72 * canvas.get_figwidth():.0f}px"
+        for scale in (_LEAST_SCALE, _LARGEST_SCALE)
     )
+    return text.replace(
+        "<svg",
+        f'<svg role="img" aria-label="{label}" '
+        f'style="min-width: {least}; max-width: {largest}"',
+        1,
+    )
+
+
+@contextlib.contextmanager
+def _without(texts):
+    """The context in which texts of a figure are empty."""
+    contents = [text.get_text() for text in texts]
+    for text in texts:
+        text.set_text("")
+    try:
+        yield
+    finally:
+        for text, content in zip(texts, contents):
+            text.set_text(content)
+
+
+def _take_literally(canvas):
+    """Lets a dollar sign in a name stand for itself, not for mathematics."""
+    scales = {
+        label
+        for axes in canvas.axes
+        for axis in (axes.xaxis, axes.yaxis)
+        # Powers of ten are set as mathematics.
+        if isinstance(axis.get_major_formatter(), ticker.LogFormatter)
+        for label in axis.get_ticklabels(which="both")
+    }
+    for drawn in canvas.findobj(Text):
+        if drawn not in scales:
+            drawn.set_parse_math(False)
 
 
 def description(canvas):

@@ -1,60 +1,133 @@
 """A page for the browser that needs no other file, and no network."""
 
+import base64
 import dataclasses
+import hashlib
 import html
+import re
+
+from launchers import safe_html
 
 _STYLE = """
 :root {
   color-scheme: light dark;
-  --ink: #222222; --grey: #6b7280; --faint: #e5e7eb;
-  --page: #ffffff; --panel: #f6f7f9; --link: #0072b2;
+  --ink: #222222; --grey: #5b6370; --faint: #e1e4e8; --bad: #b3261e;
+  --page: #ffffff; --panel: #f5f6f8; --link: #0072b2; --shade: #0003;
 }
 @media (prefers-color-scheme: dark) {
   :root {
-    --ink: #e8eaed; --grey: #a0a7b3; --faint: #3a3f47;
-    --page: #16181c; --panel: #22252b; --link: #56b4e9;
+    --ink: #e8eaed; --grey: #a0a7b3; --faint: #3a3f47; --bad: #ff9d94;
+    --page: #16181c; --panel: #22252b; --link: #56b4e9; --shade: #fff4;
   }
 }
 * { box-sizing: border-box; }
 body {
-  margin: 0 auto; padding: 1.5rem 1rem 4rem; max-width: 56rem;
+  margin: 0 auto; padding: 2rem 1.5rem 4rem; max-width: 67rem;
   background: var(--page); color: var(--ink);
   font: 1rem/1.55 system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif;
-  overflow-wrap: anywhere;
+  overflow-wrap: anywhere; -webkit-text-size-adjust: 100%;
 }
-h1 { font-size: 1.5rem; line-height: 1.25; margin: 0 0 0.75rem; }
-h2 { font-size: 1.15rem; margin: 2.25rem 0 0.75rem; }
+h1 { font-size: 1.4rem; line-height: 1.25; margin: 0 0 1rem; }
+h2 {
+  font-size: 1.15rem; margin: 2.75rem 0 0.75rem; padding-top: 0.75rem;
+  border-top: 1px solid var(--faint);
+}
 h3 { font-size: 1rem; margin: 1.5rem 0 0.5rem; }
-.result { font-size: 1.15rem; margin: 0 0 1.25rem; }
+.headline {
+  display: flex; flex-wrap: wrap; gap: 1px; margin: 0 0 1rem;
+  background: var(--faint); overflow: hidden;
+  border: 1px solid var(--faint); border-radius: 0.5rem;
+}
+.headline > div {
+  flex: 1 1 6.25rem; padding: 0.9rem 1.1rem; background: var(--panel);
+}
+.headline dd { margin: 0; }
+.headline dt, .headline .note {
+  color: var(--grey); font-size: 0.85rem; line-height: 1.35;
+}
+.headline .value {
+  font-size: clamp(1.3rem, 4.5vw, 2.6rem); font-weight: 650;
+  line-height: 1.3; white-space: nowrap; font-variant-numeric: tabular-nums;
+}
+.headline .bad .value, .warning { color: var(--bad); }
+.result { color: var(--grey); margin: 0 0 1.25rem; }
 a { color: var(--link); }
 .command {
   display: flex; gap: 0.5rem; align-items: flex-start; padding: 0.5rem;
-  background: var(--panel); border-radius: 0.4rem;
+  background: var(--panel); border-radius: 0.5rem;
 }
-pre { font-size: 0.85rem; margin: 0; overflow-x: auto; }
-.command pre { flex: 1; padding: 0.55rem 0.3rem; }
+pre {
+  font-size: 0.85rem; margin: 0; padding: 0.9rem; overflow-x: auto;
+  background: var(--panel); border-radius: 0.5rem;
+}
+.command pre { flex: 1; padding: 0.55rem 0.3rem; white-space: pre-wrap; }
+.command span { display: inline-block; }
 button {
-  font: inherit; font-size: 0.85rem; min-height: 2.25rem; padding: 0 0.8rem;
+  font: inherit; font-size: 0.85rem; min-height: 2.5rem; padding: 0 0.9rem;
   color: var(--ink); background: var(--page); cursor: pointer;
   border: 1px solid var(--grey); border-radius: 0.4rem;
 }
-.wide { overflow-x: auto; }
+.beside { display: grid; gap: 0 2.5rem; align-items: start; }
+.beside > div { min-width: 0; }
+.wide { margin: 0.75rem 0; }
+/* What scrolls sideways has a shadow where it goes on. */
+.wide, figure {
+  overflow-x: auto; background:
+    linear-gradient(90deg, var(--page) 50%, transparent) 0 / 2.5rem 100%,
+    linear-gradient(270deg, var(--page) 50%, transparent) 100% / 2.5rem 100%,
+    linear-gradient(90deg, var(--shade), transparent) 0 / 0.75rem 100%,
+    linear-gradient(270deg, var(--shade), transparent) 100% / 0.75rem 100%;
+  background-attachment: local, local, scroll, scroll;
+  background-repeat: no-repeat;
+}
+.panel .wide { background: none; }
 table {
-  border-collapse: collapse; font-size: 0.9rem; overflow-wrap: normal;
-  font-variant-numeric: tabular-nums;
+  border-collapse: collapse; width: 100%; font-size: 0.925rem;
+  overflow-wrap: normal; font-variant-numeric: tabular-nums;
 }
 th, td {
-  padding: 0.35rem 0.9rem 0.35rem 0; text-align: left; vertical-align: top;
+  padding: 0.45rem 1rem 0.45rem 0; text-align: left; vertical-align: top;
   border-bottom: 1px solid var(--faint);
 }
+th:last-child, td:last-child { padding-right: 0; }
 th { color: var(--grey); font-weight: 600; }
-figure { margin: 1rem 0; overflow-x: auto; }
+.pairs th { width: 48%; font-weight: 400; }
+.pairs td { overflow-wrap: anywhere; }
+.numbers :is(th, td):not(:first-child) { text-align: right; width: 22%; }
+figure { margin: 1.25rem 0; overflow-x: auto; }
+figcaption { font-weight: 600; margin-bottom: 0.5rem; }
 figure svg { display: block; width: 100%; height: auto; }
 details { margin-top: 0.75rem; }
-summary { cursor: pointer; }
+summary { cursor: pointer; padding: 0.4rem 0; }
 .panel > :first-child { margin-top: 0; }
 .panel > :last-child { margin-bottom: 0; }
-.panel { background: var(--panel); border-radius: 0.4rem; padding: 0.75rem; }
+.panel {
+  background: var(--panel); border-radius: 0.5rem; padding: 1rem 1.1rem;
+}
+.terms { margin: 0.75rem 0; }
+.terms dt { font-weight: 600; margin-top: 0.75rem; }
+.terms dd { margin: 0; }
+@media (min-width: 44rem) {
+  .beside { grid-template-columns: 1.1fr 1fr; }
+  .terms {
+    display: grid; grid-template-columns: 10rem minmax(0, 48rem); gap: 0 1rem;
+  }
+  .terms :is(dt, dd) { margin: 0; padding: 0.45rem 0; }
+}
+@media (max-width: 43.99rem) {
+  body { padding: 1.25rem 1rem 3rem; }
+  .headline > div { padding: 0.7rem 0.6rem; }
+  .command { flex-direction: column; align-items: stretch; }
+  .command button { align-self: flex-end; }
+  .wide:not([class*=" "]) table { min-width: 34rem; }
+  .stacked :is(table, tbody, tr, td) { display: block; width: auto; }
+  .stacked thead { display: none; }
+  .stacked tr { padding: 0.5rem 0; border-bottom: 1px solid var(--faint); }
+  .stacked td { display: flex; border: 0; padding: 0.1rem 0; }
+  .stacked td::before {
+    content: attr(data-column); flex: 0 0 38%; color: var(--grey);
+  }
+}
 """
 
 _SCRIPT = """
@@ -73,6 +146,15 @@ for (const button of document.querySelectorAll("button[data-copies]")) {
 """
 
 
+# Of scripts, the page's own one runs; nothing is loaded.
+_DIGEST = base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
+_POLICY = (
+    f"default-src 'none'; script-src 'sha256-{_DIGEST}'; "
+    "style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
+    "form-action 'none'"
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class Section:
     """A part of a page.
@@ -86,7 +168,24 @@ class Section:
     body: str
 
 
-def page(title, sentence, sections, command=None):
+@dataclasses.dataclass(frozen=True)
+class Figure:
+    """A number that is read before all else.
+
+    Attributes:
+        name: string.
+        value: string.
+        note: string, what belongs to it. Defaults to none.
+        bad: bool, whether it warns. Defaults to `False`.
+    """
+
+    name: str
+    value: str
+    note: str = ""
+    bad: bool = False
+
+
+def page(title, sentence, sections, command=None, headline=()):
     """A whole page.
 
     Args:
@@ -95,17 +194,21 @@ def page(title, sentence, sections, command=None):
         sections: iterable of `Section`.
         command: string, what made it, with a button that copies it. Defaults to
             `None`.
+        headline: sequence of `Figure`, at most four. Defaults to none.
 
     Returns:
         string, an HTML document.
     """
     parts = [
         f"<h1>{html.escape(title)}</h1>",
+        *_headline(headline),
         f'<p class="result">{html.escape(sentence)}</p>',
     ]
     if command is not None:
+        # Lines break between words, not behind the dashes of a flag.
+        words = re.sub(r"\S+", r"<span>\g<0></span>", html.escape(command))
         parts.append(
-            f'<div class="command"><pre id="command">{html.escape(command)}'
+            f'<div class="command"><pre id="command">{words}'
             '</pre><button data-copies="command">Copy</button></div>'
         )
     for section in sections:
@@ -117,6 +220,7 @@ def page(title, sentence, sections, command=None):
         '<html lang="en">',
         "<head>",
         '<meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>{html.escape(title)}</title>",
         f"<style>{_STYLE}</style>",
@@ -132,36 +236,73 @@ def page(title, sentence, sections, command=None):
     ])  # fmt: skip
 
 
-def table(columns, rows):
-    """A table of texts, HTML.
+def _headline(figures):
+    if not figures:
+        return
+    yield '<dl class="headline">'
+    for figure in figures:
+        mark = ' class="bad"' if figure.bad else ""
+        note = f'<dd class="note">{html.escape(figure.note)}</dd>'
+        yield (
+            f"<div{mark}><dt>{html.escape(figure.name)}</dt>"
+            f'<dd class="value">{html.escape(figure.value)}</dd>'
+            f"{note * bool(figure.note)}</div>"
+        )
+    yield "</dl>"
 
-    Args:
-        columns: sequence of strings, their names; empty for none.
-        rows: iterable of sequences of strings.
-    """
-    lines = ['<div class="wide"><table>']
-    if columns:
-        cells = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
-        lines.append(f"<thead><tr>{cells}</tr></thead>")
-    for row in rows:
-        cells = "".join(f"<td>{html.escape(cell)}</td>" for cell in row)
-        lines.append(f"<tr>{cells}</tr>")
+
+def pairs(rows):
+    """A table of names and what each is, HTML."""
+    lines = ['<div class="wide pairs"><table>']
+    for name, value in rows:
+        lines.append(
+            f'<tr><th scope="row">{html.escape(name)}</th>'
+            f"<td>{html.escape(value)}</td></tr>"
+        )
     return "\n".join([*lines, "</table></div>"])
 
 
-def figure(svg):
-    """A figure, HTML, of what `figures.svg` returned."""
-    return f"<figure>{svg}</figure>"
+def table(columns, rows, kind="stacked"):
+    """A table of texts, HTML.
+
+    Args:
+        columns: sequence of strings, their names.
+        rows: iterable of sequences of strings.
+        kind: string, `"stacked"` for one whose rows become blocks where there
+            is little room, or `"numbers"` for one of few columns, all but the
+            first at the right. Defaults to `"stacked"`.
+    """
+    names = [html.escape(name) for name in columns]
+    heads = "".join(f'<th scope="col">{name}</th>' for name in names)
+    lines = [
+        f'<div class="wide {kind}"><table>',
+        f"<thead><tr>{heads}</tr></thead>",
+        "<tbody>",
+    ]
+    for row in rows:
+        cells = "".join(
+            f'<td data-column="{name}">{html.escape(cell)}</td>'
+            for name, cell in zip(names, row, strict=True)
+        )
+        lines.append(f"<tr>{cells}</tr>")
+    return "\n".join([*lines, "</tbody></table></div>"])
 
 
-def prose(text):
-    """Paragraphs of a plain text, HTML; indented lines stay as they are."""
-    parts = []
-    for paragraph in text.strip().split("\n\n"):
-        escaped = html.escape(paragraph)
-        kept = paragraph.startswith(" ")
-        parts.append(f"<pre>{escaped}</pre>" if kept else f"<p>{escaped}</p>")
-    return f'<div class="panel">{"".join(parts)}</div>'
+def figure(svg, caption=""):
+    """A figure, HTML, of what `figures.svg` returned.
+
+    Args:
+        svg: string.
+        caption: string, what it shows. Defaults to none.
+    """
+    said = f"<figcaption>{html.escape(caption)}</figcaption>" * bool(caption)
+    return f"<figure>{said}{safe_html.cleaned(svg)}</figure>"
+
+
+def beside(*parts):
+    """Parts of a page, HTML, side by side where there is room."""
+    columns = "".join(f"<div>{part}</div>" for part in parts)
+    return f'<div class="beside">{columns}</div>'
 
 
 def folded(summary, body):

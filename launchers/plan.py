@@ -32,9 +32,9 @@ from launchers import (
     program,
     report_page,
     run_directory,
-    whole_file,
 )
 from launchers.program import DRY_RUN, WORKDIR
+from tf_dpsub import files
 
 _LABELLED = flags.DEFINE_enum(
     "labelled", "public", ["public", "test"], "Examples that are looked at."
@@ -219,13 +219,13 @@ def write(found, config, folder, command, training=None):
         command: string, what made it.
         training: string, what trains as it recommends. Defaults to `None`.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    files.make_folder(folder)
     text = markdown(found, config, command, training)
-    whole_file.write_text(folder / "table.md", text)
+    files.write_text(folder / "table.md", text)
     as_json = json.dumps(
         dataclasses.asdict(found), indent=2, ensure_ascii=False, default=str
     )
-    whole_file.write_text(folder / "plan.json", as_json + "\n")
+    files.write_text(folder / "plan.json", as_json + "\n")
     with figures.style():
         figures.write(draw(found, config), folder / "plan.png")
     report_page.write(folder)

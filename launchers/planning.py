@@ -4,7 +4,7 @@ import copy
 
 import keras
 
-from launchers import config_objects, tasks, tokens
+from launchers import config_checks, config_objects, tasks, tokens
 from tf_dpsub import analysis
 
 LABELLED = ("public", "test")
@@ -32,8 +32,8 @@ def plan_of(config, labelled="public", most=1000, **kwargs):
     Raises:
         ValueError: if the config does not fit, or there are no such examples.
     """
-    config_objects.check(config)
-    config_objects.choose(dict.fromkeys(LABELLED), labelled, "a split")
+    config_checks.check(config)
+    config_checks.choose(dict.fromkeys(LABELLED), labelled, "a split")
     config = copy.deepcopy(config)
     carriers = config.reparametrize.to_dict()
     carriers.pop("rank", None)

@@ -7,11 +7,14 @@ interrupted.
 """
 
 import inspect
+import os
 import shlex
 import sys
 import textwrap
 
 from absl import app, flags, logging
+
+from tf_dpsub import interruptions
 
 WORKDIR = flags.DEFINE_string(
     "workdir", None, "Folder for the files that the program writes."
@@ -52,7 +55,12 @@ def run(main, read=None):
             sys.exit(REFUSED)
         return rest
 
-    app.run(lambda _: ended(main), flags_parser=parse)
+    def owned(_):
+        # Whatever a program writes is its user's alone.
+        os.umask(0o077)
+        return ended(main)
+
+    app.run(owned, flags_parser=parse)
 
 
 def ended(main):
@@ -65,7 +73,8 @@ def ended(main):
         int, the exit code.
     """
     try:
-        return main() or 0
+        with interruptions.kept():
+            return main() or 0
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
         return INTERRUPTED

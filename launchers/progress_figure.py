@@ -1,6 +1,7 @@
 """A figure of a metric and of the privacy spent, epoch by epoch."""
 
 import math
+import textwrap
 
 from matplotlib import ticker
 
@@ -27,20 +28,28 @@ def save_progress(
     """
     epochs = [row["epoch"] for row in rows]
     with figures.style():
-        canvas = figures.new(7, 6, title)
+        # As wide as a phone shows at a legible size.
+        canvas = figures.new(4.6, 5, title, dpi=200)
         upper, lower = canvas.subplots(2, 1, sharex=True, height_ratios=[3, 2])
-        figures.subtitle(upper, subtitle)
+        said = figures.subtitle(upper, textwrap.fill(subtitle, 48))
         for name, label, colour in (
             (metric, "training (private, not covered by ε)", _TRAINING),
             (f"val_{metric}", "test", _TEST),
         ):
-            _line(upper, epochs, [row[name] for row in rows], label, colour)
+            # A perplexity may be infinite.
+            values = [
+                v if math.isfinite(v := row[name]) else math.nan for row in rows
+            ]
+            _line(upper, epochs, values, label, colour)
         upper.set_ylabel(metric)
         if is_share:
             upper.yaxis.set_major_formatter(ticker.PercentFormatter(1.0))
         else:
             upper.set_yscale("log")
-        upper.legend(frameon=False, loc="best", labelcolor=figures.INK)
+        # Below both, where it hides no line.
+        canvas.legend(
+            frameon=False, loc="outside lower left", labelcolor=figures.INK
+        )
         spent = [row["epsilon"] for row in rows]
         if all(map(math.isfinite, spent)):
             _line(lower, epochs, spent, None, _EPSILON)
@@ -69,7 +78,7 @@ def save_progress(
             )
         # Last: it ends the automatic choice of the upper limit, too.
         lower.set_ylim(bottom=0)
-        lower.set_ylabel(f"ε spent, at δ = {delta:g}")
+        lower.set_ylabel(f"ε at δ = {delta:g}")
         lower.set_xlabel("epoch")
         lower.set_xlim(epochs[0] - 0.5, epochs[-1] + 0.5)
         lower.xaxis.set_major_locator(
@@ -77,7 +86,8 @@ def save_progress(
         )
         for axes in (upper, lower):
             figures.tidy(axes)
-        figures.write(canvas, path)
+        canvas.align_ylabels()
+        figures.write(canvas, path, png_only=[said])
 
 
 def _line(axes, epochs, values, label, colour):

@@ -14,8 +14,9 @@ import markdown
 import numpy as np
 
 import tf_dpsub
-from launchers import figures, html_page, whole_file
-from launchers.html_page import Section
+from launchers import figures, html_page, html_statement, safe_html
+from launchers.html_page import Figure, Section
+from tf_dpsub import files
 
 FILE = "report.html"
 _PACKAGES = ("tensorflow", "keras", "numpy", "dp-accounting")
@@ -53,7 +54,7 @@ def write(folder):
             "neither result.json nor table.md. Name the workdir of a program "
             "that has ended."
         )
-    whole_file.write_text(folder / FILE, page)
+    files.write_text(folder / FILE, page)
     return folder / FILE
 
 
@@ -63,26 +64,50 @@ def write(folder):
 def _of_run(folder):
     result = json.loads((folder / "result.json").read_text("utf-8"))
     config = result["config"]
+    title = f"{config['dataset']}: {config['optimizer']}, {config['model']}"
     sections = [
-        Section("", _figures(folder)),
+        Section(
+            "", html_page.beside(_figures(folder, title), _numbers(result))
+        ),
         *_recorded(folder),
-        Section("In numbers", _numbers(result)),
     ]
     statement = folder / "privacy_statement.txt"
     if statement.exists():
-        text = statement.read_text("utf-8")
-        sections.append(Section("Privacy", html_page.prose(text)))
+        sections.append(html_statement.section(statement.read_text("utf-8")))
     sections += [
         *_others(folder, result),
         Section("Settings", _settings(config)),
         _environment(result["versions"], result["devices"]),
     ]
     return html_page.page(
-        f"{config['dataset']}: {config['optimizer']}, {config['model']}",
+        title,
         f"{result['summary'][0].upper()}{result['summary'][1:]}.",
         sections,
         result["command"],
+        _headline(result),
     )
+
+
+def _headline(result):
+    """What was spent, and for what: ε, δ and how good the model is."""
+    spent = _epsilon(result["epsilon"])
+    private = f"{result['private_examples']:,} private examples"
+    tested = f"{result['test_examples']:,} test examples"
+    sampling = result["sampling"].capitalize()
+    accounting = f"{sampling} sampling, {result['accountant'].upper()}"
+    infinite = spent == "∞"
+    yield Figure(
+        "ε", spent, "not private" if infinite else accounting, infinite
+    )
+    yield Figure("δ", f"{result['delta']:g}", private)
+    if "test_accuracy" in result:
+        accuracy = f"{100 * result['test_accuracy']:.1f} %"
+        yield Figure("accuracy", accuracy, tested)
+        return
+    perplexity = float(result["test_perplexity"])
+    shown = f"{perplexity:.4g}" if math.isfinite(perplexity) else "∞"
+    yield Figure("perplexity", shown, tested)
+    yield Figure("BLEU", f"{result['test_bleu']:.1f}")
 
 
 def _numbers(result):
@@ -101,7 +126,7 @@ def _numbers(result):
     ]
     if result["step_milliseconds"]:
         rows.append(("a step", f"{result['step_milliseconds']:.3g} ms"))
-    return html_page.table((), rows)
+    return html_page.pairs(rows)
 
 
 def _both(result):
@@ -121,12 +146,14 @@ def _recorded(folder):
     file = folder / "test_projection_error.csv"
     if file.exists():
         yield Section("Projection error", _drawn(_projection_error(file), file))
-    for file in sorted(folder.glob("*_spectrum.npz")):
+    for file in sorted(folder.glob("[!.]*_spectrum.npz")):
         yield Section("Spectrum of gradients", _drawn(_spectrum(file), file))
 
 
 def _drawn(canvas, file):
-    return html_page.figure(figures.svg(canvas, file.stem))
+    return html_page.figure(
+        figures.svg(canvas, file.stem), canvas.get_suptitle()
+    )
 
 
 def _projection_error(file):
@@ -202,9 +229,7 @@ def _compared(file, result):
 def _settings(config):
     return html_page.folded(
         "All fields of the config",
-        html_page.table(
-            (), [(name, json.dumps(v)) for name, v in config.items()]
-        ),
+        html_page.pairs((k, json.dumps(v)) for k, v in config.items()),
     )
 
 
@@ -221,7 +246,7 @@ def _of_table(folder):
         title[1],
         sentence.replace("**", "").replace("\n", " "),
         [
-            Section("", _figures(folder)),
+            Section("", _figures(folder, title[1])),
             Section("", _from_markdown(rest)),
             _environment(versions()),
         ],
@@ -231,9 +256,13 @@ def _of_table(folder):
 
 def _from_markdown(text):
     # What is in the text is data, and no HTML.
-    made = markdown.markdown(
-        html.escape(text, quote=False), extensions=["tables", "sane_lists"]
+    reader = markdown.Markdown(
+        extensions=["tables", "sane_lists", "fenced_code"]
     )
+    reader.preprocessors.deregister("html_block")
+    reader.inlinePatterns.deregister("html")
+    made = reader.convert(text)
+    made = safe_html.cleaned(made)
     return made.replace("<table>", '<div class="wide"><table>').replace(
         "</table>", "</table></div>"
     )
@@ -242,15 +271,24 @@ def _from_markdown(text):
 # Of both.
 
 
-def _figures(folder):
+def _figures(folder, title):
     return "\n".join(
-        html_page.figure(file.read_text("utf-8"))
-        for file in sorted(folder.glob("*.svg"))
+        html_page.figure(text, _caption(text, title))
+        for text in (
+            f.read_text("utf-8") for f in sorted(folder.glob("[!.]*.svg"))
+        )
     )
+
+
+def _caption(svg, title):
+    """The title of a figure, unless it is that of the page."""
+    found = re.search(r"<title>(.*?)</title>", svg, re.DOTALL)
+    caption = html.unescape(found[1]) if found else ""
+    return "" if caption == title else caption
 
 
 def _environment(found, devices=()):
     rows = [*found.items()]
     if devices:
         rows.append(("devices", ", ".join(devices)))
-    return Section("Environment", html_page.table((), rows))
+    return Section("Environment", html_page.pairs(rows))

@@ -27,10 +27,10 @@ from launchers import (
     report_page,
     run_directory,
     train_config,
-    whole_file,
 )
 from launchers.experiments import progress, results, runner, table
 from launchers.program import DRY_RUN, WORKDIR
+from tf_dpsub import files
 
 _EXPERIMENT = flags.DEFINE_string(
     "experiment", None, "Name of the experiment; --list shows all."
@@ -303,13 +303,13 @@ def write(experiment, folder, command):
 def write_table(experiment, folder, command):
     """Writes `table.md` and `results.json`; returns the `results.Results`."""
     found = results.Results(experiment, folder / "trials")
-    folder.mkdir(parents=True, exist_ok=True)
+    files.make_folder(folder)
     as_json = json.dumps(
         results.as_json(found), indent=2, ensure_ascii=False, allow_nan=False
     )
     commands = "\n".join(_commands(folder, command))
-    whole_file.write_text(folder / "table.md", table.markdown(found, commands))
-    whole_file.write_text(folder / "results.json", as_json + "\n")
+    files.write_text(folder / "table.md", table.markdown(found, commands))
+    files.write_text(folder / "results.json", as_json + "\n")
     return found
 
 
@@ -320,7 +320,7 @@ def _commands(folder, command):
     if command not in known:
         known.append(command)
         text = json.dumps(known, indent=2, ensure_ascii=False)
-        whole_file.write_text(file, text + "\n")
+        files.write_text(file, text + "\n")
     return known
 
 

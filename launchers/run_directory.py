@@ -4,8 +4,14 @@ import fcntl
 import json
 import os
 import pathlib
+import shutil
 
 from launchers import train_config
+from tf_dpsub import accounting, files
+
+# A folder in the directory, and what is there before anything else.
+CHECKPOINTS = "checkpoint"
+LEDGER, DATA = "ledger.json", "data.json"
 
 
 def require_own(path, name):
@@ -21,11 +27,25 @@ def require_own(path, name):
     path = pathlib.Path(path)
     if path.exists() and not path.is_dir():
         raise ValueError(f"Expected a folder as workdir, got the file {path}.")
-    if path.is_dir() and any(path.iterdir()) and not (path / name).exists():
+    if _is_taken(path) and not (path / name).exists():
         raise ValueError(
             f"Expected a new or empty workdir, got {path}, which holds other "
             "files. Name another one."
         )
+
+
+def _is_taken(path):
+    return path.is_dir() and not (files.is_empty(path) or _never_began(path))
+
+
+def _never_began(path):
+    """Whether a run was killed there before its config was written."""
+    if {p.name for p in files.complete(path)} - {LEDGER, DATA}:
+        return False
+    try:
+        return not accounting.PrivacyLedger(path / LEDGER).entries
+    except ValueError:
+        return False
 
 
 class RunDirectory:
@@ -62,13 +82,8 @@ class RunDirectory:
         self.exists = (self.path / "config.json").exists()
         if self.exists:
             self._check_same_run(resume)
-        elif self.path.exists() and not (
-            self.path.is_dir() and not any(self.path.iterdir())
-        ):
-            raise ValueError(
-                f"Expected a new or empty workdir, got {self.path}, which "
-                "holds other files. Name another one."
-            )
+        else:
+            require_own(self.path, "config.json")
 
     def _check_same_run(self, resume):
         if not resume:
@@ -104,11 +119,27 @@ class RunDirectory:
         if self._lock is not None:
             os.close(self._lock)
 
-    def begin(self):
-        """Makes the directory the run's own, unless it is."""
+    def begin(self, write_first=None):
+        """Makes the directory the run's own, unless it is.
+
+        Args:
+            write_first: function without arguments, called before the config is
+                written, by which a run counts as begun. Defaults to `None`.
+
+        Raises:
+            ValueError: if another process has begun a run in it meanwhile.
+        """
         if self.writes and not self.exists:
-            self.path.mkdir(parents=True, exist_ok=True)
+            files.make_folder(self.path)
             self._hold()
+            if _is_taken(self.path):
+                raise ValueError(
+                    f"Expected a new or empty workdir, got {self.path}, in "
+                    "which another process has begun a run meanwhile. Name "
+                    "another one."
+                )
+            if write_first is not None:
+                write_first()
             self.write_json("config.json", self._config)
             self.exists = True
 
@@ -121,6 +152,8 @@ class RunDirectory:
                 f"Expected a workdir that no other process uses, got "
                 f"{self.path}, in which one is training. Wait for its end."
             ) from error
+        for folder in (self.path, self.path / CHECKPOINTS):
+            files.remove_incomplete(folder)
 
     def result(self):
         """What `result.json` says; None if the run is not finished."""
@@ -129,13 +162,17 @@ class RunDirectory:
             return None
         return json.loads(file.read_text("utf-8"))
 
+    def remove_checkpoints(self):
+        """Removes what a run that is finished does not need any more."""
+        if self.writes:
+            (self.path / DATA).unlink(missing_ok=True)
+            shutil.rmtree(self.path / CHECKPOINTS, ignore_errors=True)
+
     def write_text(self, name, text):
         """Replaces a file by a text, as a whole."""
         if not self.writes:
             return
-        incomplete = self.path / f"{name}.incomplete"
-        incomplete.write_text(text, "utf-8")
-        os.replace(incomplete, self.path / name)
+        files.write_text(self.path / name, text)
 
     def write_json(self, name, value):
         """Replaces a file by a value, as a whole."""

@@ -1,15 +1,18 @@
 """A callback that writes down how a run goes, so that it can be resumed."""
 
+import copy
 import csv
 import io
 import math
 import os
-import shutil
 import statistics
 import time
 import warnings
 
 import keras
+
+from launchers import resumption, run_directory
+from tf_dpsub import files
 
 _CHECKPOINT = "epoch_{:06d}.weights.h5"
 # Bytes of a checkpoint beside the numbers, for each variable.
@@ -25,17 +28,19 @@ class RunRecorder(keras.callbacks.Callback):
 
     Args:
         directory: `RunDirectory`, which is the run's own once training begins.
+        data: dict, what the private data are compared by.
 
     Attributes:
         rows: list of dicts, the logs of all epochs so far.
         epochs: int, number of epochs that the latest checkpoint has seen.
     """
 
-    def __init__(self, directory):
+    def __init__(self, directory, data):
         super().__init__()
         self.rows = []
         self._directory = directory
-        self._checkpoints = directory.path / "checkpoint"
+        self._data = data
+        self._checkpoints = directory.path / run_directory.CHECKPOINTS
         checkpoint = self._latest()
         self.epochs = 0 if checkpoint is None else _epochs(checkpoint)
         self._step_seconds = []
@@ -49,17 +54,35 @@ class RunRecorder(keras.callbacks.Callback):
         times = self._step_seconds[1:] or self._step_seconds
         return statistics.median(times) if times else None
 
-    def restore(self, model):
+    def restore(self, model, steps_per_epoch):
         """Takes up the state that the latest checkpoint holds, if any.
 
         Args:
-            model: compiled `tf_dpsub.PrivateModel`. Its ledger is not
-                shortened.
+            model: compiled `tf_dpsub.PrivateModel`. Its ledger is left as it
+                is: the file has been ahead of the checkpoint all the time.
+            steps_per_epoch: int.
+
+        Raises:
+            ValueError: if the checkpoint is damaged, or if the ledger has lost
+                steps that it or `metrics.csv` tells of.
         """
-        checkpoint = self._latest()
+        ledger, checkpoint = model.ledger, self._latest()
+        metrics = self._directory.path / "metrics.csv"
+        rows = _read(metrics)
+        if rows:
+            # A budget may end an epoch early.
+            done = (rows[-1]["epoch"] - 1) * steps_per_epoch + 1
+            resumption.require_counted(ledger, done, metrics)
         if checkpoint is None:
             return
+        if len(rows) < self.epochs:
+            raise ValueError(
+                f"Expected {metrics} to have the {self.epochs} epochs of "
+                f"{checkpoint}, got {len(rows)}. Restore it."
+            )
         model.optimizer.build_for(model)
+        # In memory: nothing is written before all is known to fit.
+        model.ledger = copy.copy(ledger)
         try:
             with warnings.catch_warnings():
                 # Keras warns of weights that it leaves as they are.
@@ -72,19 +95,16 @@ class RunRecorder(keras.callbacks.Callback):
                 "it, or remove it: the run then begins again, and what was "
                 "spent counts."
             ) from error
-        text = (self._directory.path / "metrics.csv").read_text("utf-8")
-        rows = [
-            {name: float(value) for name, value in row.items()}
-            for row in csv.DictReader(io.StringIO(text))
-        ]
-        self.rows = [
-            {**row, "epoch": int(row["epoch"])}
-            for row in rows
-            if row["epoch"] <= self.epochs
-        ]
+        resumption.require_counted(ledger, model.ledger.steps, checkpoint)
+        model.ledger = ledger
+        self.rows = rows[: self.epochs]
 
     def on_train_begin(self, logs=None):
-        self._directory.begin()
+        self._directory.begin(
+            lambda: resumption.begin(
+                self._directory, self.model.ledger, self._data
+            )
+        )
 
     def on_train_batch_begin(self, batch, logs=None):
         self._first_step, self._began = batch, time.perf_counter()
@@ -103,27 +123,40 @@ class RunRecorder(keras.callbacks.Callback):
         self._save_checkpoint(epoch + 1)
         self.epochs = epoch + 1
 
-    def remove_checkpoint(self):
-        """Removes the checkpoint of a run that is finished."""
-        if self._directory.writes:
-            shutil.rmtree(self._checkpoints)
-
     def _latest(self):
         return max(self._checkpoints.glob("epoch_*.weights.h5"), default=None)
 
     def _save_checkpoint(self, epochs):
         if not self._directory.writes:
             return
-        self._checkpoints.mkdir(exist_ok=True)
-        incomplete = self._checkpoints / "incomplete.weights.h5"
-        _require_room(incomplete, self.model)
-        self.model.save_weights(incomplete, overwrite=True)
-        with open(incomplete, "rb") as file:
-            os.fsync(file.fileno())
+        files.make_folder(self._checkpoints)
         earlier = self._latest()
-        os.replace(incomplete, self._checkpoints / _CHECKPOINT.format(epochs))
+        files.replace(
+            self._checkpoints / _CHECKPOINT.format(epochs), self._write_weights
+        )
         if earlier is not None:
             earlier.unlink()
+
+    def _write_weights(self, path):
+        _require_room(path, self.model)
+        self.model.save_weights(path, overwrite=True)
+
+
+def _read(metrics):
+    """The rows of a file of metrics; none if there is no file."""
+    if not metrics.exists():
+        return []
+    table = csv.DictReader(io.StringIO(metrics.read_text("utf-8")))
+    try:
+        rows = [
+            {name: float(value) for name, value in row.items()} for row in table
+        ]
+        return [{**row, "epoch": int(row["epoch"])} for row in rows]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"Expected {metrics} as this run has written it, got something "
+            "else. Restore it."
+        ) from error
 
 
 def _require_room(path, model):

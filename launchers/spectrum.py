@@ -18,7 +18,6 @@ is to be released.
 import copy
 import dataclasses
 import math
-import os
 import pathlib
 import statistics
 
@@ -34,7 +33,7 @@ from launchers import (
     run_directory,
 )
 from launchers.program import DRY_RUN, WORKDIR
-from tf_dpsub import analysis
+from tf_dpsub import analysis, files
 
 _GRADIENTS = flags.DEFINE_string(
     "gradients", None, "A folder with gradients of a run of this config."
@@ -88,16 +87,20 @@ class Study:
     repeats: int = 1
 
     def __post_init__(self):
+        for name in ("every", "k", "iterations", "repeats"):
+            if getattr(self, name) < 1:
+                raise ValueError(
+                    f"Expected --{name} >= 1, got {getattr(self, name)}."
+                )
         if self.config.optimizer != "DPSGD":
             raise ValueError(
                 "Expected a config of DPSGD, whose gradients are looked at, "
                 f"got {self.config.optimizer}."
             )
         wrong = [k for k in self.ranks if not 1 <= k <= self.k]
-        if wrong or self.repeats < 1:
+        if wrong:
             raise ValueError(
-                f"Expected ranks from 1 to k = {self.k}, and repeats >= 1, got "
-                f"ranks {self.ranks} and repeats={self.repeats}."
+                f"Expected ranks from 1 to k = {self.k}, got {self.ranks}."
             )
         if self.gradients is not None:
             # Before anything is trained.
@@ -206,9 +209,10 @@ class Study:
                 for n in self._iterations_shown
             ],
         }
-        incomplete = self.folder / f"spectrum.{os.getpid()}.npz"
-        np.savez(incomplete, directions=whole.directions, **found)
-        os.replace(incomplete, file)
+        files.replace(
+            file,
+            lambda path: np.savez(path, directions=whole.directions, **found),
+        )
         return found
 
     def _of_windows(self, stack):
@@ -252,7 +256,7 @@ class Study:
     def _write(self, found, store, recorded, outcomes, command):
         fit = analysis.decay_exponent(found["values"])
         text = _table(self, found, fit, store, recorded, outcomes, command)
-        (self.folder / "table.md").write_text(text, "utf-8")
+        files.write_text(self.folder / "table.md", text)
         with figures.style():
             for name, canvas in (
                 ("spectrum", _spectrum(found, fit)),

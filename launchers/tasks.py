@@ -144,7 +144,7 @@ def summary(result):
     if "test_accuracy" in result:
         return f"test accuracy {result['test_accuracy']:.2f}"
     return (
-        f"test perplexity {result['test_perplexity']:.2f}, BLEU "
+        f"test perplexity {float(result['test_perplexity']):.2f}, BLEU "
         f"{result['test_bleu']:.1f}"
     )
 

@@ -9,6 +9,7 @@ import pathlib
 import numpy as np
 
 from launchers import tasks
+from tf_dpsub import files
 
 # Texts at a time.
 _CHUNK = 4096
@@ -19,8 +20,8 @@ _TARGETS = "targets"
 def tokenized(loaded, model):
     """A data set of texts, as the inputs of a model of texts.
 
-    Tokens are kept in the user's cache folder, and read from there when the
-    same texts meet the same tokenizer again.
+    Tokens are kept in the user's cache folder, which others cannot read, and
+    read from there when the same texts meet the same tokenizer again.
 
     Args:
         loaded: `tf_dpsub.data.Dataset`.
@@ -71,11 +72,8 @@ def _tokens(texts, preprocessor, is_generation):
         name: np.concatenate([chunk[name] for chunk in chunks])[: len(texts)]
         for name in chunks[0]
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Whole or not at all, whoever else writes it.
-    unfinished = path.with_suffix(f".{os.getpid()}.npz")
-    np.savez(unfinished, **tokens)
-    os.replace(unfinished, path)
+    files.make_folder(path.parent)
+    files.replace(path, lambda path: np.savez(path, **tokens))
     return tokens
 
 

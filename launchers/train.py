@@ -1,7 +1,10 @@
 """Trains a private classifier by one command.
 
     tf-dpsub train --config=configs/digits_dpsgd.py \\
-        --config.noise_multiplier=1.1 --workdir=out/digits
+        --config.epsilon=1 --workdir=out/digits
+
+A flag for the noise multiplier alone takes the place of the config's ε, and no
+budget is kept then; with a flag for each, ε is a budget.
 
 The fields of a config are those of `launchers/train_config.py`. `--dry_run`
 says σ, ε, the number of steps, their time and their memory, and trains nothing.

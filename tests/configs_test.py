@@ -4,7 +4,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from launchers import config_objects, tokens, train_config
+from launchers import config_checks, config_objects, tokens, train_config
 from tests.models import checkpoints
 from tf_dpsub import accounting, data
 from tf_dpsub.subspaces.groups import make_groups
@@ -74,7 +74,7 @@ def planned_epsilon(config):
 
 class TestEveryConfig:
     def test_has_the_fields_that_the_launcher_reads(self, config):
-        config_objects.check(config)
+        config_checks.check(config)
         assert set(config) == set(train_config.default_config())
 
     def test_refuses_unknown_fields(self, config):

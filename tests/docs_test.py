@@ -12,20 +12,24 @@ in an empty folder. Two kinds of comments are claims, and tested:
 import ast
 import configparser
 import importlib.util
+import inspect
 import pathlib
 import re
 import shlex
 
+import griffe
 import pytest
 import yaml
 
 from launchers import cli
+from tf_dpsub import optimizers
 
 ROOT = pathlib.Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 NAMES = [page.relative_to(DOCS).as_posix() for page in PAGES]
 README = "../README.md"
+FRONT = "index.md"
 
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(!?)\[([^]]*)\]\(([^)\s]+)\)")
@@ -166,8 +170,29 @@ GIVEN = {
 }
 
 
+def test_the_front_page_shows_what_the_readme_shows():
+    """The same lines, which are run as the README's, and the figure."""
+    front, readme = ((DOCS / name).read_text() for name in (FRONT, README))
+    (code,) = (code for _, code in blocks(front, "python"))
+    assert code == blocks(readme, "python")[0][1]
+    (command,) = (code for _, code in blocks(front, "sh"))
+    assert commands(command)[0] in [
+        words for _, code in blocks(readme, "sh") for words in commands(code)
+    ]
+    figures = [
+        [pathlib.Path(target).name for image, _, target in LINK.findall(text)]
+        for text in (front, readme)
+    ]
+    assert "digits_methods_accuracy.png" in set(figures[0]) & set(figures[1])
+    assert re.search(
+        r"## What makes it different\n\n(- .*\n(  .*\n)*){3}\n", front
+    )
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", with_blocks("python"))
+@pytest.mark.parametrize(
+    "name", [name for name in with_blocks("python") if name != FRONT]
+)
 def test_python_blocks_run(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     namespace = {"__name__": "page"}
@@ -232,7 +257,8 @@ def commands(code):
 def module_file(name):
     """The file of a module of the repository, or None."""
     path = ROOT.joinpath(*name.split("."))
-    for file in (path.with_suffix(".py"), path / "__init__.py"):
+    parts = (path / "__init__.py", path / "__main__.py")
+    for file in (path.with_suffix(".py"), *parts):
         if file.is_file():
             return file
     return None
@@ -500,6 +526,82 @@ def test_the_reference_has_every_public_name(module):
         found = getattr(importlib.import_module(owner), last)
         assert found is getattr(package, last)
         assert found.__doc__
+
+
+@pytest.fixture(scope="module", name="reference")
+def _reference():
+    """What the site reads of the package, as it is set to read it."""
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))
+    (plugin,) = (p for p in site["plugins"] if "mkdocstrings" in p)
+    options = plugin["mkdocstrings"]["handlers"]["python"]["options"]
+    return griffe.load(
+        "tf_dpsub",
+        search_paths=[ROOT],
+        extensions=griffe.load_extensions(
+            *(str(ROOT / name) for name in options["extensions"])
+        ),
+        docstring_parser=options["docstring_style"],
+        docstring_options=options["docstring_options"],
+    )
+
+
+def listed(reference, name):
+    """Names of the arguments and attributes that a page tells of."""
+    found = reference[name.removeprefix("tf_dpsub.")]
+    found = found.final_target if found.is_alias else found
+    return {
+        item.name
+        for section in found.docstring.parsed
+        if section.kind.value in ("parameters", "attributes")
+        for item in section.value
+    }
+
+
+def taken(public):
+    """Names of the arguments of a class or function, inherited ones included.
+
+    Of classes of Keras, what `**kwargs` passes to them is left out.
+    """
+    names = set()
+    for owner in public.__mro__ if inspect.isclass(public) else [public]:
+        if not owner.__module__.startswith("tf_dpsub"):
+            break
+        if owner is not public and "__init__" not in vars(owner):
+            continue
+        parameters = inspect.signature(owner).parameters.values()
+        names |= {p.name for p in parameters if p.kind.name[:4] != "VAR_"}
+        if all(p.kind is not p.VAR_KEYWORD for p in parameters):
+            break
+    return names
+
+
+@pytest.mark.parametrize(
+    "name", [name for module in MODULES for name in documented(module)]
+)
+def test_the_reference_lists_all_arguments(name, reference):
+    owner, _, last = name.rpartition(".")
+    public = getattr(importlib.import_module(owner), last)
+    if inspect.isclass(public) and issubclass(public, Exception):
+        return
+    assert taken(public) <= listed(reference, name)
+
+
+def test_inherited_arguments_are_in_the_reference(reference):
+    """With those of its own, in the place of `**kwargs`."""
+    expected = taken(optimizers.PrivateOptimizer)
+    assert {"optimizer", "noise_multiplier", "seed"} < expected
+    assert listed(reference, "tf_dpsub.optimizers.DPSGD") == expected
+    name = "tf_dpsub.optimizers.GEP"
+    assert listed(reference, name) > expected | {"subspace", "residual"}
+    (parsed,) = (
+        section.value
+        for section in reference["optimizers.GEP"].final_target.docstring.parsed
+        if section.kind.value == "parameters"
+    )
+    clip = {p.name: p.description for p in parsed}["l2_norm_clip"]
+    assert clip == "float, the norm to which embeddings are clipped."
+    signature = reference["optimizers.GEP"].final_target.parameters
+    assert {p.name for p in signature} == {"self"} | listed(reference, name)
 
 
 def test_blocks_are_run_or_are_no_code():

@@ -46,6 +46,11 @@ def test_small_models_take_hardly_more_parts_than_a_poisson_batch_needs(size):
     assert np.mean(parts > np.ceil((size + 3 * size**0.5) / 512)) < 0.01
 
 
+@pytest.mark.parametrize("size", [16, 60, 128, 250, 5000])
+def test_rows_are_whole_vectors_of_a_processor(size):
+    assert microbatches.default_size(small(), size) % 16 == 0
+
+
 def test_replicas_share_the_batch():
     alone = microbatches.default_size(small(), 128)
     assert microbatches.default_size(small(), 256, replicas=2) == alone
@@ -80,7 +85,7 @@ def test_a_gpu_takes_many(monkeypatch):
         assert microbatches.default_size(model, 250) == 250
 
 
-@pytest.mark.parametrize("given, expected", [(None, 34), (7, 7), (1, 2)])
+@pytest.mark.parametrize("given, expected", [(None, 48), (7, 7), (1, 2)])
 def test_of_a_private_model(given, expected):
     model = tf_dpsub.make_private(small())
     for batch_size in (5, 20):
@@ -94,6 +99,6 @@ def test_of_a_private_model(given, expected):
             ),
             loss="mse",
         )
-        # 20 + 3 sqrt(20); 5 + 3 sqrt(5).
+        # 20 + 3 sqrt(20), in whole vectors; 5 + 3 sqrt(5).
         own = expected if batch_size == 20 or given else 12
         assert model.microbatch_size == own

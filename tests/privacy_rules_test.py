@@ -454,7 +454,7 @@ class TestSampling:
         )
 
     def test_states_do_not_tell_how_many_were_drawn(self):
-        """Dropout's seed advances with each microbatch that runs."""
+        """Dropout draws from secret keys, and its seed stays what it was."""
         runs = []
         for seed in (0, 1):
             plain = mlp(layers.Dropout(0.5, seed=1), layers.Dense(4))
@@ -466,7 +466,7 @@ class TestSampling:
         assert sum(a != b for a, b in zip(*passes)) > 20
         first, second = ([state for _, state in steps] for steps in runs)
         assert first == second
-        assert len(set(first)) == 40
+        assert len(set(first)) == 1
 
     def test_states_that_cannot_be_reset_raise(self):
         """Keras's own seed is no weight, and would advance with the draw."""
@@ -687,6 +687,23 @@ class TestPrivateSelection:
         assert "steer" not in words(model)
         assert not model.ledger.entries[0].private_selection
 
+    def test_private_rows_that_are_called_public(self):
+        model = private(linear(), dpsgd())
+        data = {
+            "validation_data": (X[15:], Y[15:]),
+            "validation_data_is_public": True,
+            "callbacks": [keras.callbacks.EarlyStopping("val_loss")],
+        }
+        with pytest.raises(ValueError, match="some of the private examples"):
+            model.fit(X, Y, **data)
+        assert model.ledger.steps == 0
+        model.fit(X, Y, allow_private_selection=True, verbose=0, **data)
+        assert "steer the run by private results" in words(model)
+        # Nothing is decided by them.
+        del data["callbacks"]
+        model.fit(X, Y, verbose=0, **data)
+        assert not model.ledger.entries[1].private_selection
+
     def test_public_data_may_steer(self):
         stopping = keras.callbacks.EarlyStopping("val_loss", patience=9)
         model = private(linear(), dpsgd())
@@ -694,7 +711,7 @@ class TestPrivateSelection:
             X,
             Y,
             callbacks=[stopping, keras.callbacks.History()],
-            validation_data=(X, Y),
+            validation_data=(X + 1, Y),
             validation_data_is_public=True,
             verbose=0,
         )

@@ -167,7 +167,7 @@ def test_the_running_sum_keeps_the_sensitivity():
             )
         return float(model.training_step(batch)[0][0, 0])
 
-    unit, ulp = 1 - 2.0**-10, 2.0 ** (exponent - 24)
+    unit, ulp = 1 - 1.25 * 2.0**-10, 2.0 ** (exponent - 24)
     large = int((2**exponent - 1.0) // unit)
     rows = (-(-(large + 1) // size) + 1) * size
     x = np.zeros((rows, 1), "float32")

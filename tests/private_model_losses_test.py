@@ -199,6 +199,11 @@ class TestAddedLosses:
             np.testing.assert_allclose(
                 variable.numpy(), start - step, rtol=1e-4, atol=1e-6
             )
+            variable.assign(start)
+        evaluated = model.evaluate(
+            X, Y if with_loss else None, verbose=0, batch_size=EXAMPLES
+        )
+        assert evaluated == pytest.approx(float(total), rel=1e-5)
 
     @pytest.mark.parametrize(
         "reduce",
@@ -240,14 +245,25 @@ class TestRegularizers:
         plain = self.model()
         expected = twin(plain)
         model = private(plain, dpsgd(batch_size=EXAMPLES, **EXACT))
-        model.fit(X, Y, epochs=3, verbose=0)
+        history = model.fit(X, Y, epochs=3, verbose=0, validation_data=(X, Y))
         expected.compile(
             keras.optimizers.SGD(0.1), loss=loss(), run_eagerly=True
         )
-        expected.fit(
-            X, Y, batch_size=EXAMPLES, shuffle=False, epochs=3, verbose=0
+        reference = expected.fit(
+            X,
+            Y,
+            batch_size=EXAMPLES,
+            shuffle=False,
+            epochs=3,
+            verbose=0,
+            validation_data=(X, Y),
         )
         assert_same_weights(plain, expected)
+        # They are part of the loss, in training as in evaluation.
+        for name in ("loss", "val_loss"):
+            np.testing.assert_allclose(
+                history.history[name], reference.history[name], rtol=1e-5
+            )
 
     def test_are_not_clipped(self):
         """With a tiny clip, they are all that is left of a step."""

@@ -16,6 +16,7 @@ from tests.private_model_test import (
     private,
     twin,
 )
+from tf_dpsub import private_step
 
 layers = keras.layers
 
@@ -93,6 +94,23 @@ class TestSteps:
         }
         assert "EnsureShape" in made and not made & {"Const", "Fill"}
 
+    def test_are_built_once_for_each_kind_of_batch(self, monkeypatch):
+        built = []
+        step = private_step.PrivateStep
+        monkeypatch.setattr(
+            private_step,
+            "PrivateStep",
+            lambda *args: built.append(args) or step(*args),
+        )
+        model = private(linear(), dpsgd())
+        for weights in (None, np.ones(len(X)), None, np.ones(len(X))):
+            model.fit(X, Y, sample_weight=weights, verbose=0)
+            assert ("w" in model.training_step.spec) == (weights is not None)
+        assert len(built) == 2
+        model.compile(dpsgd(), loss=loss())
+        model.fit(X, Y, verbose=0)
+        assert len(built) == 3
+
     def test_limit_of_no_steps(self):
         class Limit(keras.callbacks.Callback):
             def on_train_begin(self, logs=None):
@@ -104,6 +122,23 @@ class TestSteps:
         assert model.ledger.steps == 0
         for own, other in zip(model.get_weights(), before, strict=True):
             np.testing.assert_array_equal(own, other)
+
+    def test_a_run_that_is_refused_leaves_none_in_progress(self, monkeypatch):
+        """Steps would be taken in it, and not counted."""
+        model = private(linear(), dpsgd())
+
+        def refuse(optimizer, steps):
+            assert model.current_run is not None
+            raise ValueError("refused")
+
+        monkeypatch.setattr(type(model.optimizer), "begin_run", refuse)
+        for train in (model.fit, model.train_on_batch):
+            with pytest.raises(ValueError, match="refused"):
+                train(X[:4], Y[:4])
+            assert model.current_run is None
+            with pytest.raises(RuntimeError, match="outside of fit"):
+                model.train_step({"x": X[:4]})
+        assert model.ledger.steps == 0
 
     def test_steps_of_an_interrupted_run_count(self):
         class Interrupt(keras.callbacks.Callback):
@@ -121,6 +156,15 @@ class TestSteps:
 
 
 class TestCallbacks:
+    @pytest.mark.parametrize("dropped", [0, 1])
+    def test_dropped_examples_are_shown_if_there_are_any(self, capsys, dropped):
+        x = X.copy()
+        x[:dropped] = np.inf
+        model = private(linear(), dpsgd(batch_size=len(X)))
+        history = model.fit(x, Y, verbose=2).history
+        assert history["dropped"] == [dropped]
+        assert ("dropped" in capsys.readouterr().out) == bool(dropped)
+
     def test_log_rates_and_checkpoints(self, tmp_path):
         model = private(linear(), dpsgd(), metrics=["accuracy"])
         model.fit(

@@ -9,6 +9,7 @@ import zipfile
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tf_dpsub
 from tests.private_model_test import (
@@ -39,6 +40,36 @@ def trained(plain=None, optimizer=None, **compile_arguments):
 def config_of(model):
     """As it is in a file, where tuples are lists."""
     return json.loads(json.dumps(model.get_config()))
+
+
+class TestPlainFiles:
+    """Where the plain model is meant, it is named or does it."""
+
+    def test_export(self, tmp_path):
+        model = trained()
+        model.export(tmp_path / "exported", verbose=False)
+        loaded = tf.saved_model.load(tmp_path / "exported")
+        np.testing.assert_allclose(loaded.serve(X), model.model(X), rtol=1e-5)
+
+    def test_weights_of_a_private_model(self, tmp_path, caplog):
+        model = trained()
+        model.save_weights(tmp_path / "private.weights.h5")
+        assert "model.model.save_weights" in caplog.text
+        caplog.clear()
+        keeps = keras.callbacks.ModelCheckpoint(
+            tmp_path / "kept.weights.h5", save_weights_only=True
+        )
+        model.fit(X, Y, verbose=0, callbacks=[keeps])
+        assert "save_weights" not in caplog.text
+
+    def test_weights_of_a_plain_model(self, tmp_path):
+        model = trained()
+        model.model.save_weights(tmp_path / "plain.weights.h5")
+        fresh = tf_dpsub.make_private(linear())
+        with pytest.raises(ValueError, match=r"model\.model\.load_weights"):
+            fresh.load_weights(tmp_path / "plain.weights.h5")
+        fresh.model.load_weights(tmp_path / "plain.weights.h5")
+        assert_same_weights(fresh.model, model.model)
 
 
 class TestArchive:
@@ -142,7 +173,7 @@ class TestWeights:
             X,
             Y,
             epochs=4,
-            validation_data=(X, Y),
+            validation_data=(X + 1, Y),
             validation_data_is_public=True,
             callbacks=[stop],
             verbose=0,

@@ -13,6 +13,9 @@ _ON_GPU = 512
 # ...unless weights and outputs of all layers are at most so many numbers for an
 # example: beginning with a microbatch would take longer than working on it.
 _FEW_NUMBERS = 2**17
+# The last rows of a batch, where it is no multiple of what instructions work on
+# at a time, may be rounded otherwise than all others.
+_AT_ONCE = 16
 
 
 def default_size(model, batch_size: int, replicas: int = 1) -> int:
@@ -37,7 +40,8 @@ def default_size(model, batch_size: int, replicas: int = 1) -> int:
     expected = batch_size / replicas
     most = expected + 3 * math.sqrt(expected)
     parts = math.ceil(most / LARGEST_MICROBATCH)
-    return max(2, math.ceil(most / parts))
+    size = math.ceil(most / parts)
+    return max(2, size if size < _AT_ONCE else -(-size // _AT_ONCE) * _AT_ONCE)
 
 
 def _numbers(model):

@@ -5,6 +5,7 @@ example instead, and it must be the number which Keras itself would compute if
 that example were the whole batch: the same loss, mask, weights and reduction.
 """
 
+import functools
 from collections.abc import Callable
 
 import keras
@@ -12,6 +13,7 @@ import tensorflow as tf
 from keras import tree
 from keras.src import backend
 from keras.src.losses.loss import squeeze_or_expand_to_same_rank
+from keras.src.losses.losses import LossFunctionWrapper
 from keras.src.trainers.compile_utils import CompileLoss
 
 _MEANS = ("sum_over_batch_size", "mean")
@@ -41,6 +43,8 @@ class PerExampleLoss:
       where Keras's loss of a masked batch weighs their entries alike.
     - A weight for each example is accepted for a loss of any rank. Class
       weights arrive as such weights.
+    - Hinge losses take the labels of an example for 0 and 1, not -1 and 1, if
+      all of its own are.
     - A loss that returns a single number for the batch, or a `Loss` that
       overrides `__call__`, is evaluated on one example at a time, by
       `tf.vectorized_map` of the loss alone.
@@ -223,6 +227,29 @@ def _is_pairwise(loss):
     )
 
 
+def _is_hinge(loss):
+    return getattr(loss, "fn", None) in (
+        keras.losses.hinge,
+        keras.losses.squared_hinge,
+    ) and (type(loss).call is LossFunctionWrapper.call)
+
+
+def _hinge(loss, y_true, y_pred):
+    """Hinge losses, each example's labels taken for 0 and 1 by themselves.
+
+    Keras takes those of a batch for 0 and 1, not -1 and 1, if no label in it
+    is any other.
+    """
+    y_true, y_pred = squeeze_or_expand_to_same_rank(y_true, y_pred)
+    axes = list(range(1, y_true.shape.rank))
+    is_binary = tf.reduce_all((y_true == 0) | (y_true == 1), axes, True)
+    y_true = tf.where(is_binary, 2 * y_true - 1, y_true)
+    margins = tf.maximum(1 - y_true * y_pred, 0)
+    if loss.fn is keras.losses.squared_hinge:
+        margins = tf.square(margins)
+    return tf.reduce_mean(margins, -1)
+
+
 def _overrides_call(loss):
     """Whether mask, weights and reduction are in the hands of the user."""
     return type(loss).__call__ is not keras.losses.Loss.__call__
@@ -240,7 +267,8 @@ def _call(loss, y_true, y_pred, batch_size):
         lambda x: keras.ops.convert_to_tensor(x, dtype=loss.dtype),
         (y_true, y_pred),
     )
-    values = keras.ops.convert_to_tensor(loss.call(y_true, y_pred))
+    call = functools.partial(_hinge, loss) if _is_hinge(loss) else loss.call
+    values = keras.ops.convert_to_tensor(call(y_true, y_pred))
     masks.append(backend.get_keras_mask(values))
     shape = values.shape
     if shape.rank is None or (
@@ -297,7 +325,7 @@ def _one_at_a_time(loss, y_true, y_pred, sample_weight, batch_size):
         return _alone(loss, y_true, y_pred, sample_weight)
 
     return tf.vectorized_map(
-        one_example, [x for x in leaves if x is not None]
+        one_example, [x for x in leaves if x is not None], warn=False
     )  # [batch]
 
 

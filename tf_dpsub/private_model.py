@@ -16,7 +16,18 @@ from absl import logging
 from keras import tree
 from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
 
-from tf_dpsub import accounting, microbatches, model_checks, private_step
+from tf_dpsub import (
+    accounting,
+    carried_ledger,
+    interruptions,
+    loss_scales,
+    microbatches,
+    model_checks,
+    own_loss,
+    private_step,
+    quiet_errors,
+    workers,
+)
 from tf_dpsub.callbacks import private_selection
 from tf_dpsub.data import given_batches, poisson_batches
 from tf_dpsub.data.overlap import count_common
@@ -24,20 +35,17 @@ from tf_dpsub.layers import conversion
 from tf_dpsub.optimizers import clipping
 from tf_dpsub.optimizers.private_optimizer import PrivateOptimizer
 
-# What TensorFlow raises in those that are left.
-_LOST_WORKER = (
-    tf.errors.UnavailableError,
-    tf.errors.AbortedError,
-    tf.errors.CancelledError,
-    tf.errors.DeadlineExceededError,
-    tf.errors.FailedPreconditionError,
-)
+# With weights of examples and without, say: steps that are kept.
+_KINDS_OF_BATCHES = 4
 # A full disk is the same error of TensorFlow.
 _OF_MEMORY = re.compile(".*(OOM|out of memory|alloc).*", re.IGNORECASE)
 
 
-def _advises_on_memory(method):
-    """Makes a method of a private model say what to do if memory is short."""
+def _explains_errors(method):
+    """Makes a method of a private model say what to do if memory is short.
+
+    Formal guarantees: no error of TensorFlow that leaves it quotes examples.
+    """
 
     @functools.wraps(method)
     def wrapped(self, *args, **kwargs):
@@ -58,6 +66,11 @@ def _advises_on_memory(method):
                 "Expected enough memory for a step that works through "
                 f"{size} examples at a time, got: {said[0].strip()} {advice}"
             ) from error
+        except tf.errors.InvalidArgumentError as error:
+            quiet = quiet_errors.without_values(error)
+            if quiet is None:
+                raise
+            raise quiet from None
 
     return wrapped
 
@@ -76,6 +89,7 @@ class Run:
         epochs_to_charge: int, epochs begun that are not in the ledger yet.
         started: bool, whether an epoch has begun.
         inputs: structure of arrays, all private inputs; None if not known.
+        optimizer: the private optimizer that the entry describes.
     """
 
     entry: accounting.LedgerEntry
@@ -86,6 +100,7 @@ class Run:
     epochs_to_charge: int = 0
     started: bool = False
     inputs: object = None
+    optimizer: object = None
 
     @property
     def epochs(self):
@@ -105,8 +120,9 @@ class Run:
         Args:
             what: string, a noun.
         """
-        uncovered = (*self.entry.uncovered, what)
-        self.entry = dataclasses.replace(self.entry, uncovered=uncovered)
+        if what not in self.entry.uncovered:
+            uncovered = (*self.entry.uncovered, what)
+            self.entry = dataclasses.replace(self.entry, uncovered=uncovered)
 
     @property
     def steps(self):
@@ -201,6 +217,7 @@ class PrivateModel(keras.Model):
         if not model.distribute_strategy.extended.should_checkpoint:
             # Of several workers the chief alone writes: a copy has no file.
             self.ledger = copy.copy(self.ledger)
+        self._carried_ledger = carried_ledger.CarriedLedger(self)
         self.built = True
         self.current_run: Run | None = None
         self._step_limit = None
@@ -245,7 +262,16 @@ class PrivateModel(keras.Model):
 
         Returns:
             float, `inf` if a step was not private.
+
+        Raises:
+            ValueError: if the optimizer has taken steps that were not counted.
         """
+        self._carried_ledger.require_all_steps()
+        if self.current_run is None and self._carried_ledger.is_newly_changed():
+            logging.warning(
+                "The weights were changed after the last private step, outside "
+                "of private training: epsilon does not cover that."
+            )
         return self.ledger.epsilon(delta, accountant)
 
     def privacy_statement(self, delta, accountant="rdp") -> str:
@@ -255,12 +281,17 @@ class PrivateModel(keras.Model):
 
         Returns:
             string of several lines.
+
+        Raises: as `epsilon`.
         """
+        self._carried_ledger.require_all_steps()
         return accounting.statement(
             self.ledger,
             delta=delta,
             accountant=accountant,
             model_name=self.model.name,
+            weights_were_changed=self._carried_ledger.is_changed(),
+            uncovered=self._carried_ledger.uncovered_before(),
         )
 
     # Compiling.
@@ -288,11 +319,11 @@ class PrivateModel(keras.Model):
                 "are scaled by a constant."
             )
         model_checks.check_layers(self.model)
-        # Sums over the batch need full float32 precision.
-        tf.config.experimental.enable_tensor_float_32_execution(False)
+        model_checks.require_full_precision()
         super().compile(optimizer, loss, *args, auto_scale_loss=False, **kwargs)
+        self._carried_ledger.begin_counting(optimizer)
         self._tallies = _Tallies()
-        self.training_step = None
+        self.training_step, self._steps = None, ()
         self._default_microbatch_size = None
 
     def compile_from_config(self, config):
@@ -309,7 +340,7 @@ class PrivateModel(keras.Model):
 
     # Training.
 
-    @_advises_on_memory
+    @_explains_errors
     def fit(
         self,
         x=None,
@@ -341,7 +372,8 @@ class PrivateModel(keras.Model):
         trained on as it comes, and accounted for without amplification.
 
         Args: as `keras.Model.fit`; `shuffle` has no effect.
-            x: arrays, `tf_dpsub.data.PoissonBatches`, or a `tf.data.Dataset`.
+            x: arrays, a `keras.utils.PyDataset` for its rows,
+                `tf_dpsub.data.PoissonBatches`, or a `tf.data.Dataset`.
             batch_size: int, the expected batch size, which must be that of the
                 optimizer. Defaults to `None`, that of the optimizer.
             each_example_once_per_epoch: bool, states that the dataset gives
@@ -361,6 +393,7 @@ class PrivateModel(keras.Model):
             MemoryError: if memory does not suffice for a microbatch.
         """
         self._assert_compile_called("fit")
+        self._carried_ledger.require_all_steps()
         batch_size = self._checked_batch_size(batch_size)
         if validation_split and validation_data is None:
             if validation_data_is_public:
@@ -383,6 +416,7 @@ class PrivateModel(keras.Model):
                 callbacks, public_validation
             )
         self._warn_of_backups(callbacks)
+        loss_scales.warn_of_small_weights(class_weight, sample_weight)
         if class_weight is not None:
             if sample_weight is not None or y is None:
                 raise ValueError(
@@ -399,84 +433,78 @@ class PrivateModel(keras.Model):
             _check_epochs(poisson, x, steps_per_epoch)
         if poisson is None:
             dataset = self._dataset_of_batches(x)
-            if not each_example_once_per_epoch:
-                self._warn_of_batches(x)
             known_steps = steps_per_epoch or given_batches.cardinality(dataset)
+            if not each_example_once_per_epoch:
+                epochs_left = epochs - initial_epoch
+                given_batches.warn_of_cost(
+                    x, self.optimizer, (known_steps or 0) * epochs_left
+                )
         else:
             steps_per_epoch = steps_per_epoch or poisson.steps_per_epoch
             known_steps = steps_per_epoch
             dataset = self._distributed(poisson)
-        inputs = None if poisson is None else poisson.inputs
+        self._require_agreement(
+            poisson,
+            steps_per_epoch=known_steps,
+            epochs=epochs,
+            initial_epoch=initial_epoch,
+        )
+        inputs = None if poisson is None else poisson.comparable_inputs
         overlap = self._stated_overlap(inputs)
+        selects = private_selection.reads_private_results(
+            callbacks, public_validation
+        )
+        if public_validation and private_selection.reads_private_results(
+            callbacks, False
+        ):
+            note, is_private = private_selection.compared_validation(
+                validation_data, inputs, allow_private_selection
+            )
+            overlap["notes"] = (*overlap.get("notes", ()), note)
+            selects = selects or is_private
         self.prepare_training(given_batches.element_spec(dataset))
         self.current_run = Run(
             entry=self._ledger_entry(
                 poisson,
                 **overlap,
                 each_example_once_per_epoch=each_example_once_per_epoch,
-                private_selection=allow_private_selection
-                and bool(
-                    private_selection.reads_private_results(
-                        callbacks, public_validation
-                    )
-                ),
+                private_selection=allow_private_selection and bool(selects),
             ),
             steps_per_epoch=known_steps,
             last_epoch=epochs,
             first_epoch=initial_epoch,
             inputs=inputs,
+            optimizer=self.optimizer,
         )
-        self.optimizer.begin_run(self.current_run.steps)
         try:
-            return super().fit(
-                dataset,
-                epochs=epochs,
-                verbose=verbose,
-                callbacks=_with_epoch_counter(callbacks),
-                validation_data=validation_data,
-                shuffle=False,
-                initial_epoch=initial_epoch,
-                steps_per_epoch=steps_per_epoch,
-                validation_steps=validation_steps,
-                validation_batch_size=validation_batch_size or batch_size,
-                validation_freq=validation_freq,
-            )
-        except _LOST_WORKER as error:
-            if not self._is_one_of_several_workers:
+            self.optimizer.begin_run(self.current_run.steps)
+            with interruptions.kept():
+                return super().fit(
+                    dataset,
+                    epochs=epochs,
+                    verbose=verbose,
+                    callbacks=_with_own_callbacks(callbacks, verbose),
+                    validation_data=validation_data,
+                    shuffle=False,
+                    initial_epoch=initial_epoch,
+                    steps_per_epoch=steps_per_epoch,
+                    validation_steps=validation_steps,
+                    validation_batch_size=validation_batch_size or batch_size,
+                    validation_freq=validation_freq,
+                )
+        except workers.LOST_WORKER as error:
+            if not workers.is_one_of_several(self.distribute_strategy):
                 raise
-            first = (error.message.splitlines() or [""])[0]
             # They hold a pool of threads that complains if Python ends first.
             traceback.clear_frames(error.__traceback__)
-            raise ConnectionError(
-                "Expected all workers to train to the end, got an error of one "
-                f"that is lost: {first} Start all of them again, from the last "
-                "checkpoint."
-            ) from error
+            raise workers.lost(error) from error
         finally:
             self._end_run()
-
-    def _warn_of_batches(self, dataset):
-        """Says what batches cost that were not drawn by `PoissonBatches`."""
-        sizes = {
-            spec.shape[0] for spec in tree.flatten(dataset.element_spec)
-        } - {None, self.optimizer.batch_size}
-        also = ""
-        if sizes:
-            also = (
-                f" Its batches have {min(sizes)} examples, and sums are "
-                f"divided by batch_size={self.optimizer.batch_size}."
-            )
-        logging.warning(
-            "Batches of a dataset are accounted for without amplification by "
-            "sampling: epsilon is much larger than with arrays, of which `fit` "
-            "draws Poisson batches.%s",
-            also,
-        )
 
     def _warn_of_backups(self, callbacks):
         backs_up = any(
             isinstance(callback, keras.callbacks.BackupAndRestore)
-            for callback in _flat_callbacks(callbacks)
+            for callback in private_selection.all_of(callbacks)
         )
         writes = self.distribute_strategy.extended.should_checkpoint
         if backs_up and writes and self.ledger.path is None:
@@ -487,15 +515,40 @@ class PrivateModel(keras.Model):
                 stacklevel=4,
             )
 
-    @property
-    def _is_one_of_several_workers(self):
-        strategy = self.distribute_strategy
-        return (
-            isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-            and strategy.num_replicas_in_sync > 1
+    def _require_agreement(self, poisson, **settings):
+        """Refuses to train with workers that would train otherwise."""
+        if not workers.is_one_of_several(self.distribute_strategy):
+            return
+        optimizer = self.optimizer
+        inner = optimizer.inner_optimizer
+        numbers = {
+            name: value
+            for name, value in optimizer.get_config().items()
+            if value is None or isinstance(value, (int, float, str))
+        }
+        # These never change the result.
+        for name in ("name", "microbatch_size", "per_example"):
+            del numbers[name]
+        workers.require_agreement(
+            self.distribute_strategy,
+            {
+                "mechanism": optimizer.description,
+                **numbers,
+                "inner_optimizer": [
+                    type(inner).__name__,
+                    {**inner.get_config(), "name": None},
+                ],
+                "steps_per_execution": self.steps_per_execution,
+                "weights": [list(v.shape) for v in self.trainable_variables],
+                "ledger": self.ledger.steps,
+                "sampler": "batches" if poisson is None else "poisson",
+                "examples": None if poisson is None else poisson.examples,
+                **settings,
+            },
+            None if poisson is None else poisson.inputs,
         )
 
-    @_advises_on_memory
+    @_explains_errors
     def train_on_batch(
         self,
         x,
@@ -510,8 +563,20 @@ class PrivateModel(keras.Model):
 
         Returns:
             Training metrics, as Keras does.
+
+        Raises:
+            ValueError: on more than one replica, or if the data do not fit.
         """
         self._assert_compile_called("train_on_batch")
+        replicas = self.distribute_strategy.num_replicas_in_sync
+        if replicas > 1:
+            raise ValueError(
+                "Expected one replica for train_on_batch, got "
+                f"{replicas}: each of them would add the whole batch, and an "
+                "example would count several times. Pass a `tf.data.Dataset` "
+                "of batches to `fit`, which deals them out."
+            )
+        self._carried_ledger.require_all_steps()
         if class_weight is not None:
             if sample_weight is not None:
                 raise ValueError(
@@ -532,10 +597,12 @@ class PrivateModel(keras.Model):
         )
         self.make_train_function()
         self.reset_metrics()
-        self.current_run = Run(self._ledger_entry(None, **overlap), 1, 1)
-        self.current_run.begin_epoch(0)
-        self.optimizer.begin_run(None)
+        self.current_run = Run(
+            self._ledger_entry(None, **overlap), 1, 1, optimizer=self.optimizer
+        )
         try:
+            self.current_run.begin_epoch(0)
+            self.optimizer.begin_run(None)
             logs = self.train_function(iter([batch]))
         finally:
             self._end_run()
@@ -544,6 +611,7 @@ class PrivateModel(keras.Model):
             return logs
         return self._flatten_metrics_in_order(logs)
 
+    @_explains_errors
     def evaluate(self, x=None, y=None, batch_size=None, **kwargs):
         """Evaluates the model, as `keras.Model.evaluate` does."""
         weight = kwargs.pop("sample_weight", None)
@@ -721,7 +789,7 @@ class PrivateModel(keras.Model):
 
     # Accounting.
 
-    def _ledger_entry(self, poisson, notes=(), **stated):
+    def _ledger_entry(self, poisson, notes=(), uncovered=(), **stated):
         optimizer = self.optimizer
         return accounting.LedgerEntry(
             mechanism=optimizer.description,
@@ -735,18 +803,25 @@ class PrivateModel(keras.Model):
             private_state=optimizer.has_private_state,
             notes=(
                 *model_checks.public_assumptions(self.model),
+                *self.training_step.assumptions,
                 *optimizer.notes,
+                *(() if poisson is None else poisson.assumptions),
                 *notes,
             ),
+            uncovered=tuple(uncovered),
             **stated,
         )
 
     def _charge(self, steps):
         """Records steps before they run."""
+        interruptions.check()
         run = self.current_run
+        for what in self._carried_ledger.uncovered():
+            run.leave_uncovered(what)
         self.ledger.charge(
             run.entry, steps, run.epochs_to_charge, planned=run.left
         )
+        self._carried_ledger.begin_step()
         run.epochs_to_charge = 0
         if run.left is not None:
             run.left -= steps
@@ -761,6 +836,7 @@ class PrivateModel(keras.Model):
             self._sums_observer = None
             self.make_train_function(force=True)
         self._step_limit = None
+        self._carried_ledger.end_run()
         self.ledger.settle()
 
     @property
@@ -824,6 +900,7 @@ class PrivateModel(keras.Model):
             spec: structure of `tf.TensorSpec` of a batch: a dict of `x`, `y`,
                 `w` where there are weights, and `real`.
         """
+        model_checks.require_full_precision()
         with self.distribute_strategy.scope():
             self.optimizer.build_for(self)
             self._check_weights_of_optimizer()
@@ -841,11 +918,17 @@ class PrivateModel(keras.Model):
                     "one, which the compiled step does not use. Call `compile` "
                     "with it."
                 )
-            if self.training_step is None or self.training_step.spec != spec:
-                self.training_step = private_step.PrivateStep(
-                    self, spec, self._tallies.dropped
-                )
+            self.training_step = self._step_for(spec)
             self.optimizer.attach(self)
+
+    def _step_for(self, spec):
+        """The step for batches of one kind, built once for each of a few."""
+        for step in self._steps:
+            if step.spec == spec:
+                return step
+        step = private_step.PrivateStep(self, spec, self._tallies.dropped)
+        self._steps = (*self._steps, step)[-_KINDS_OF_BATCHES:]
+        return step
 
     def _check_weights_of_optimizer(self):
         known = [id(v) for v in self.optimizer._trainable_variables]
@@ -935,6 +1018,7 @@ class PrivateModel(keras.Model):
                 "train_step was called outside of fit and train_on_batch: the "
                 "step would not be accounted for. Call one of these instead."
             )
+        self._require_optimizer_of_run()
         # Neither waits for the other, unless a mechanism makes it.
         self.optimizer.prepare(self)
         sums = self.training_step(data)
@@ -943,23 +1027,71 @@ class PrivateModel(keras.Model):
         self.optimizer.release(sums, self._regularization_gradients())
         return self._training_logs()
 
+    def _require_optimizer_of_run(self):
+        """Refuses a step that is not the one which is in the ledger."""
+        step = self.training_step
+        if step is None or not (
+            self.current_run.optimizer is self.optimizer is step.optimizer
+        ):
+            raise ValueError(
+                "Expected the optimizer that the run began with, got another "
+                "one, or a model compiled again: the ledger counts the steps "
+                "of the first. Call `compile` before `fit`, not in a callback."
+            )
+
     def _training_logs(self):
         logs = self.get_metrics_result()
+        if self._is_regularized:
+            # As Keras counts it, in `val_loss` too.
+            logs["loss"] += self._tallies.regularization.result()
         logs["dropped"] = self._tallies.dropped.result()
         return logs
 
     def reset_metrics(self):
         super().reset_metrics()
-        self._tallies.dropped.reset_state()
+        self._tallies.reset_state()
+
+    @property
+    def _is_regularized(self):
+        return any(v.regularizer is not None for v in self.trainable_variables)
 
     def _regularization_gradients(self):
-        variables = self.trainable_variables
-        if all(v.regularizer is None for v in variables):
+        if not self._is_regularized:
             return None
-        values = [v.value for v in variables]
+        values = [v.value for v in self.trainable_variables]
         with tf.GradientTape() as tape:
             loss = tf.add_n(self.model._get_regularization_losses())
+        self._tallies.regularization.update_state(loss)
         return tape.gradient(loss, values)
+
+    def compute_loss(
+        self, x=None, y=None, y_pred=None, sample_weight=None, training=True
+    ):
+        """The loss of a batch in evaluation, as Keras's or the plain model's.
+
+        Args: as `keras.Model.compute_loss`.
+
+        Returns:
+            Scalar tensor.
+        """
+        if not own_loss.has_own_loss(self.model):
+            return super().compute_loss(x, y, y_pred, sample_weight, training)
+        loss = own_loss.of_batch(
+            self.model,
+            self._compile_loss,
+            x,
+            y,
+            y_pred,
+            sample_weight,
+            training,
+        )
+        added = [self._aggregate_additional_loss(part) for part in self.losses]
+        return keras.ops.sum([loss, *added])
+
+    def _aggregate_additional_loss(self, loss):
+        # Evaluation takes the mean of what `add_loss` has for each example,
+        # as training does; Keras alone takes the sum.
+        return super()._aggregate_additional_loss(keras.ops.mean(loss))
 
     def _maybe_symbolic_build(self, iterator=None, data_batch=None):
         # Training has built everything by then, without drawing a batch.
@@ -968,16 +1100,42 @@ class PrivateModel(keras.Model):
 
     # Saving.
 
+    def export(self, filepath, *args, **kwargs):
+        """Exports the plain model, as `model.model.export` does."""
+        self.model.export(filepath, *args, **kwargs)
+
+    def save_weights(self, filepath, *args, **kwargs):
+        """As of any model, for `load_weights` of a private model.
+
+        The file has the ledger in it. What a plain model loads is written by
+        `model.model.save_weights`.
+        """
+        super().save_weights(filepath, *args, **kwargs)
+        if self.current_run is None:
+            logging.warning(
+                "%s is for load_weights of a private model, and has its "
+                "ledger; model.model.save_weights writes what a plain model "
+                "loads.",
+                filepath,
+            )
+
     def load_weights(self, filepath, *args, **kwargs):
         """As of any model, and its ledger's steps are added to those here.
 
         Raises:
             OSError: if the file is not whole.
+            ValueError: if the weights are not those of this private model.
         """
         try:
             super().load_weights(filepath, *args, **kwargs)
         except FileNotFoundError:
             raise
+        except (KeyError, ValueError) as error:
+            raise ValueError(
+                f"Expected weights that a private '{self.model.name}' saved, "
+                f"got {filepath}, which does not fit: {error} Weights of the "
+                "plain model are loaded by `model.model.load_weights`."
+            ) from error
         except OSError as error:
             raise OSError(
                 f"Expected a file of weights that is whole, got {filepath}: "
@@ -985,13 +1143,43 @@ class PrivateModel(keras.Model):
                 "anew."
             ) from error
 
+    def _trackable_children(self, save_type="checkpoint", **kwargs):
+        children = super()._trackable_children(save_type, **kwargs)
+        if save_type == "savedmodel":
+            # It runs without Python, and is not trained any more.
+            children.pop("_carried_ledger", None)
+        return children
+
     def save_own_variables(self, store):
-        ledger = self.ledger.to_json().encode()
-        store["ledger"] = np.frombuffer(ledger, np.uint8)
+        self._carried_ledger.save(store)
 
     def load_own_variables(self, store):
-        ledger = bytes(np.asarray(store["ledger"], np.uint8)).decode()
-        self.ledger.merge(accounting.PrivacyLedger.from_json(ledger))
+        self._carried_ledger.load(store)
+
+    def get_state_tree(self, value_format="backend_tensor"):
+        """As of any model, and its ledger."""
+        state_tree = super().get_state_tree(value_format)
+        self._carried_ledger.put_into(state_tree, value_format)
+        return state_tree
+
+    def set_state_tree(self, state_tree):
+        """As of any model; the ledger's steps are added to those here."""
+        super().set_state_tree(self._carried_ledger.take_from(state_tree))
+
+    def get_weights(self):
+        """As of any model. A private model that is given them counts them."""
+        weights = super().get_weights()
+        self._carried_ledger.give(weights)
+        return weights
+
+    def set_weights(self, weights):
+        """As of any model.
+
+        Weights that `get_weights` of a private model returned in this process
+        bring the steps that trained them.
+        """
+        super().set_weights(weights)
+        self._carried_ledger.take(weights)
 
     def get_config(self):
         return {
@@ -1035,23 +1223,50 @@ class _Tallies:
 
     def __init__(self):
         self.dropped = keras.metrics.Sum(name="dropped")
+        self.regularization = keras.metrics.Mean(name="regularization")
+
+    def reset_state(self):
+        self.dropped.reset_state()
+        self.regularization.reset_state()
 
 
 class _EpochCounter(keras.callbacks.Callback):
-    """Tells the model where an epoch begins."""
+    """Tells the model where an epoch begins and ends, before all others."""
 
     def on_epoch_begin(self, epoch, logs=None):
         self.model.current_run.begin_epoch(epoch)
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.model._carried_ledger.end_epoch()
 
 
 def _flat_callbacks(callbacks):
     return tree.flatten(getattr(callbacks, "callbacks", callbacks) or [])
 
 
-def _with_epoch_counter(callbacks):
+class _ProgressBar(keras.callbacks.ProgbarLogger):
+    """Keras's bar, which shows how many examples were dropped if any were."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        super().on_train_batch_end(batch, _worth_showing(logs))
+
+    def on_epoch_end(self, epoch, logs=None):
+        super().on_epoch_end(epoch, _worth_showing(logs))
+
+
+def _worth_showing(logs):
+    return {k: v for k, v in (logs or {}).items() if k != "dropped" or v > 0}
+
+
+def _with_own_callbacks(callbacks, verbose):
     counter = _EpochCounter()
     if not isinstance(callbacks, keras.callbacks.CallbackList):
-        return [counter, *_flat_callbacks(callbacks)]
+        own = _flat_callbacks(callbacks)
+        if verbose and not any(
+            isinstance(c, keras.callbacks.ProgbarLogger) for c in own
+        ):
+            own = [*own, _ProgressBar()]
+        return [counter, *own]
     # A list of the caller's, who may use it for several runs.
     if not any(isinstance(c, _EpochCounter) for c in callbacks.callbacks):
         counter.set_model(callbacks.model)

@@ -5,9 +5,11 @@ import tensorflow as tf
 from keras import tree
 from keras.src import backend
 
-from tf_dpsub import gradients
+from tf_dpsub import gradients, ids, own_loss, step_states
 from tf_dpsub.gradients import operator, selection
+from tf_dpsub.gradients.graph import effects, sources
 from tf_dpsub.gradients.tracing import trace
+from tf_dpsub.layers import conversion
 from tf_dpsub.per_example_loss import PerExampleLoss
 
 # float16 losses are multiplied by this constant, which is public: gradients
@@ -30,21 +32,25 @@ class PrivateStep:
         model: compiled `PrivateModel`, whose optimizer is built.
         spec: structure of `tf.TensorSpec`, those of a microbatch.
         dropped: `keras.metrics.Sum`, counts the examples that contributed
-            nothing because their gradients were not finite.
+            nothing because their gradients were not finite, or a label or an id
+            was out of range.
 
     Attributes:
         spec: as given.
         optimizer: the private optimizer that it clips for.
         implementation: string, how per-example gradients are computed.
         is_compiled: bool, whether XLA compiles them.
+        assumptions: tuple of strings, what was taken as public unchecked.
 
     Raises:
+        RuntimeError: if TensorFlow runs functions eagerly.
         ValueError: if there is no loss of each example.
-        gradients.MixesExamples, gradients.Unproven, gradients.UpdatesState: as
-            `tf_dpsub.gradients.selection` says.
+        gradients.MixesExamples, gradients.Unproven, gradients.UpdatesState,
+            gradients.ReadsState: as `tf_dpsub.gradients.selection` says.
     """
 
     def __init__(self, model, spec, dropped):
+        _require_graphs()
         self._model = model
         self._dropped = dropped
         self.spec = spec
@@ -54,25 +60,58 @@ class PrivateStep:
         self._per_example_loss = None
         if model._compile_loss is not None:
             self._per_example_loss = PerExampleLoss(model._compile_loss)
+        self._own_loss = None
+        if own_loss.has_own_loss(model.model):
+            self._own_loss = own_loss.OwnLoss(
+                model.model, self._per_example_loss
+            )
         self._build(spec)
         loss_fn = self._loss_fn()
-        self._changed_states = selection.changed_states(
-            loss_fn, spec, model.model.non_trainable_variables
+        plain = model.model
+        self._states = step_states.StepStates(plain)
+        forward = selection.forward_pass(
+            loss_fn,
+            spec,
+            [*plain.non_trainable_variables, *self._states.variables],
+        )
+        self._states.keep(forward.changed)
+        self.assumptions = (
+            ("what Python functions of the model keep, or read elsewhere",)
+            if forward.calls_python
+            else ()
+        )
+        self._may_read = gradients.Sources(
+            [
+                *plain.variables,
+                *_carriers(plain),
+                *self._states.variables,
+            ],
+            self._states.seeds,
         )
         self.implementation = selection.select_implementation(
             loss_fn,
             spec,
             self.optimizer.per_example_variables,
             requested=model.optimizer.per_example,
-            states=self._changed_states,
+            states=[*forward.changed, *self._states.variables],
+            may_read=self._may_read,
             compute_dtype=model.model.compute_dtype,
             name=model.model.name,
         )
-        # XLA cannot compile a loop or map over examples around a model's loop.
+        self._states.share(
+            step_states.uses_of(
+                self.implementation,
+                self._may_read.uses,
+                len(self._states.seeds),
+            )
+        )
+        # XLA cannot compile a loop or map over examples around a model's loop,
+        # and where no state determines what is drawn, it draws from a constant.
         self.is_compiled = (
             model.jit_compile
             and self.implementation == "graph"
             and self.optimizer.is_compilable
+            and not forward.draws
         )
         self._function = tf.function(
             self._sums, autograph=False, jit_compile=self.is_compiled
@@ -89,6 +128,7 @@ class PrivateStep:
             List of tensors, as the optimizer's `clipped_sums`, in float64
             where several microbatches were added up.
         """
+        _require_graphs()
         return self._function(batch)
 
     def _build(self, spec):
@@ -96,7 +136,10 @@ class PrivateStep:
         forward = trace(lambda x: self._model.call(x, training=True), spec["x"])
         outputs = forward.structured_outputs
         y, y_pred = tree.map_structure(_keras_spec, (spec.get("y"), outputs))
-        if self._per_example_loss is not None:
+        if self._own_loss is not None:
+            # It chooses what a loss of `compile` is given.
+            trace(self._check_own_loss, spec)
+        elif self._per_example_loss is not None:
             if y is None:
                 raise ValueError(
                     "Expected targets for the loss, got data without y. Pass "
@@ -106,28 +149,47 @@ class PrivateStep:
         if self._metrics is not None:
             backend.compute_output_spec(self._metrics.update_state, y, y_pred)
 
+    def _check_own_loss(self, batch):
+        y_pred = self._model.call(batch["x"], training=True)
+        self._own_loss.check(batch["x"], batch.get("y"), y_pred, batch.get("w"))
+        return batch["real"]
+
     def _loss_fn(self, loss_scale=1.0):
         """The loss of each example of a batch, 0 where a row only pads it."""
 
         def loss_fn(batch):
             real = batch["real"]
-            y_pred = tree.map_structure(
-                lambda t: _with_batch_size(t, real.shape[0]),
-                self._model.call(batch["x"], training=True),
-            )
-            losses, outputs = tf.zeros_like(real), []
-            if self._per_example_loss is not None:
-                losses, outputs = self._per_example_loss(
-                    batch["y"], y_pred, batch.get("w")
-                )
-            losses = tf.add_n(
-                [losses, *_added_losses(self._model.model, real.shape)]
-            )
+            checked = ids.IdsInRange()
+            with self._states.one_pass(), checked.watched():
+                y_pred, losses, outputs = self._forward(batch)
+            inputs = tree.flatten(batch)
+            factors = checked.not_a_number(inputs, real.shape[0])
+            if factors is not None:
+                losses *= factors
             losses = tf.where(real > 0, losses, 0.0)
             aux = {"y_pred": y_pred, "losses": losses, "outputs": outputs}
             return losses * loss_scale, aux
 
         return loss_fn
+
+    def _forward(self, batch):
+        """Predictions, the loss of each example, and those of each output."""
+        real = batch["real"]
+        y_pred = tree.map_structure(
+            lambda t: _with_batch_size(t, real.shape[0]),
+            self._model.call(batch["x"], training=True),
+        )
+        losses, outputs = tf.zeros_like(real), []
+        if self._own_loss is not None:
+            losses = self._own_loss(
+                batch["x"], batch.get("y"), y_pred, batch.get("w")
+            )
+        elif self._per_example_loss is not None:
+            losses, outputs = self._per_example_loss(
+                batch["y"], y_pred, batch.get("w")
+            )
+        added = _added_losses(self._model.model, real.shape)
+        return y_pred, tf.add_n([losses, *added]), outputs
 
     def _sums(self, batch):
         """Clipped sums over a batch, one microbatch after another.
@@ -139,6 +201,7 @@ class PrivateStep:
         sum over a power of two, from where on all later ones are rounded more
         coarsely: the sum would move by more than the clip.
         """
+        self._states.begin_step()
         size = self._microbatch_size
         parts = tree.map_structure(
             lambda t: tf.reshape(t, [-1, size, *t.shape[1:]]), batch
@@ -149,16 +212,14 @@ class PrivateStep:
             )
         drawn = tf.cast(tf.reduce_sum(batch["real"]), tf.int32)
         passes = tf.maximum(1, -(-drawn // size))
-        states = [v.value for v in self._changed_states]
 
-        def body(i, sums, kept):
+        def body(i, sums):
             part = tree.map_structure(lambda t: t[i], parts)
             sums = [
                 a + tf.cast(b, tf.float64)
                 for a, b in zip(sums, self._microbatch_sums(part))
             ]
-            kept = [tf.where(i == 0, v, k) for v, k in zip(states, kept)]
-            return i + 1, sums, kept
+            return i + 1, sums
 
         shapes = [tf.TensorShape(s) for s in self.optimizer.sum_shapes()]
         first = loop = shapes
@@ -167,21 +228,16 @@ class PrivateStep:
             # microbatch. XLA wants shapes that stay.
             first = [tf.TensorShape([]) for _ in shapes]
             loop = [tf.TensorShape(None) for _ in shapes]
-        counter, kept = tf.constant(0), [tf.identity(v) for v in states]
-        _, sums, kept = tf.while_loop(
-            lambda i, sums, kept: i < passes,
+        counter = tf.constant(0)
+        _, sums = tf.while_loop(
+            lambda i, _: i < passes,
             body,
-            [counter, [tf.zeros(shape, tf.float64) for shape in first], kept],
-            shape_invariants=[counter.shape, loop, [k.shape for k in kept]],
+            [counter, [tf.zeros(shape, tf.float64) for shape in first]],
+            shape_invariants=[counter.shape, loop],
             # Else up to ten microbatches are in memory at a time.
             parallel_iterations=1,
         )
-        sums = [tf.ensure_shape(s, shape) for s, shape in zip(sums, shapes)]
-        # How far states advanced tells how many examples were drawn: they are
-        # set to what they were after the first pass, which is public.
-        for variable, value in zip(states, kept):
-            variable.assign(_next_seed(value) if _is_seed(value) else value)
-        return sums
+        return [tf.ensure_shape(s, shape) for s, shape in zip(sums, shapes)]
 
     def per_example_gradients(self, part: dict):
         """Gradients of the examples of a batch, worked through as a whole.
@@ -200,16 +256,37 @@ class PrivateStep:
             self.optimizer.per_example_variables,
             self.implementation,
             loss_scale,
+            self._may_read,
         )
 
     def _microbatch_sums(self, part):
         rows, aux = self.per_example_gradients(part)
         sums = self.optimizer.clipped_sums(rows, part["real"])
+        graph = tf.compat.v1.get_default_graph()
+        known = len(graph.get_operations())
         self._update_metrics(part, aux, rows.valid)
+        self._require_no_weight_written(graph.get_operations()[known:])
         return sums
+
+    def _require_no_weight_written(self, operations):
+        """Checks that metrics, which see the batch, write no weight."""
+        written = effects.written_by(operations)
+        if self._may_read.handles & {
+            id(sources.origin(handle.deref())) for handle in written
+        }:
+            raise gradients.UpdatesState(
+                "Expected metrics that write their own variables alone, got "
+                "a metric that assigns to a weight, or to a table, that the "
+                "model reads: what it stores would be released without noise. "
+                "Keep it in a variable of the metric (`metric.add_variable`)."
+            )
 
     def _update_metrics(self, batch, aux, valid):
         """Updates private metrics with the examples that contributed."""
+        with ids.IdsInRange().watched():
+            self._update_watched_metrics(batch, aux, valid)
+
+    def _update_watched_metrics(self, batch, aux, valid):
         real = batch["real"]
         counted = tf.where(valid, real, 0.0)
         self._dropped.update_state(tf.reduce_sum(real - counted))
@@ -230,6 +307,25 @@ class PrivateStep:
             _update_compiled_metrics(
                 self._metrics, y, aux["y_pred"], w, counted
             )
+
+
+def _require_graphs():
+    if tf.config.functions_run_eagerly():
+        raise RuntimeError(
+            "Expected tf.config.run_functions_eagerly(False), got True: that "
+            "rows are private is proved from the graph of a step. Pass "
+            "run_eagerly=True to `compile` to debug: the clipped sums alone "
+            "are a function then."
+        )
+
+
+def _carriers(model):
+    """Variables of gradient carriers, which follow from released weights."""
+    return [
+        variable
+        for layer in conversion.reparametrized_layers(model)
+        for variable in (layer.carriers.left, layer.carriers.right)
+    ]
 
 
 def _added_losses(model, shape):
@@ -259,7 +355,7 @@ def _keras_spec(tensor):
 
 def _masked(valid, tensor):
     """`tensor` with zeros where an example is not valid, its mask kept."""
-    if not tensor.dtype.is_floating:
+    if not (tensor.dtype.is_floating or tensor.dtype.is_integer):
         return tensor
     masked = operator.mask_rows(valid, tensor)
     mask = backend.get_keras_mask(tensor)
@@ -303,14 +399,3 @@ def _with_batch_size(tensor, batch_size):
     if mask is not None:
         backend.set_keras_mask(known, mask)
     return known
-
-
-def _is_seed(value):
-    return value.dtype == tf.uint32 and value.shape == [2]
-
-
-def _next_seed(seed):
-    """A seed that does not tell, and does not repeat, how `seed` advanced."""
-    return tf.random.stateless_uniform(
-        [2], tf.cast(seed, tf.int64), None, None, tf.uint32
-    )

@@ -28,8 +28,9 @@ from absl import app, flags
 
 from benchmarks.peers import timing
 from benchmarks.peers.workloads import WORKLOADS
-from launchers import figures, whole_file
+from launchers import figures
 from launchers.program import WORKDIR
+from tf_dpsub import files
 
 _WORKLOADS = flags.DEFINE_list(
     "workloads", list(WORKLOADS), "Which of them to measure."
@@ -131,7 +132,7 @@ def _read(file):
     whole = [line for line in lines if line.endswith("}\n")]
     if len(whole) < len(lines):
         # The last one was being written when the process was stopped.
-        whole_file.write_text(file, "".join(whole))
+        files.write_text(file, "".join(whole))
     return [json.loads(line) for line in whole]
 
 
@@ -463,8 +464,8 @@ def write(runs, workdir, command):
     """Writes the table, the rows and the figure; returns the table."""
     rows = summarized(runs)
     text = markdown(rows, command)
-    whole_file.write_text(workdir / "table.md", text)
-    whole_file.write_text(
+    files.write_text(workdir / "table.md", text)
+    files.write_text(
         workdir / "results.json", json.dumps(rows, indent=2) + "\n"
     )
     if any(len(best) > 1 for best in fastest(rows).values()):

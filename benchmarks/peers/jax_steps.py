@@ -107,11 +107,11 @@ def _cnn(weights, x):
     return _dense(weights["logits"], x)
 
 
-def _new_mlp(rng, _):
+def _new_mlp(rng, workload):
     return {
         "hidden1": _new_dense(rng, 784, 128),
         "hidden2": _new_dense(rng, 128, 128),
-        "logits": _new_dense(rng, 128, 10),
+        "logits": _new_dense(rng, 128, workload.outputs),
     }
 
 
@@ -308,6 +308,7 @@ def _lstm(weights, x):
 _MODELS = {
     "cnn": (_new_cnn, _cnn),
     "mlp": (_new_mlp, _mlp),
+    "binary": (_new_mlp, _mlp),
     "resnet20": (_new_resnet20, _resnet20),
     "wrn28_4": (_new_wrn28_4, _wrn28_4),
     "bert_frozen": (_new_bert, _bert),
@@ -316,6 +317,7 @@ _MODELS = {
     "bert_long": (_new_bert, _bert),
     "gpt2": (_new_gpt2, _gpt2),
     "lstm": (_new_lstm, _lstm),
+    "lstm_loop": (_new_lstm, _lstm),
 }
 
 
@@ -329,6 +331,8 @@ def _model(name):
 
     def loss(trained, frozen, x, y):
         logits = model({**trained, **frozen}, x)
+        if workload.one_logit:
+            return optax.sigmoid_binary_cross_entropy(logits[:, 0], y).mean()
         return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
 
     return loss, trained, frozen

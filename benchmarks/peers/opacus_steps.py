@@ -51,7 +51,8 @@ def built(workload, method):
     else:
         x = x.long()
     model, x, y = (value.to(_DEVICE) for value in (model, x, y.long()))
-    return new_step(model, x, y, method), *_counts(model)
+    step = new_step(model, x, y, method, sizes.one_logit)
+    return step, *_counts(model)
 
 
 def new_model(workload, private):
@@ -69,7 +70,7 @@ def new_model(workload, private):
     if workload in _OF_IMAGES:
         return _OF_IMAGES[workload]()
     sizes = workloads.WORKLOADS[workload]
-    if workload == "lstm":
+    if workload.startswith("lstm"):
         return _LSTM(sizes.vocabulary, private)
     if sizes.is_language_model:
         return GPT2(sizes.vocabulary, sizes.tokens)
@@ -79,7 +80,7 @@ def new_model(workload, private):
     return model
 
 
-def new_step(model, x, y, method):
+def new_step(model, x, y, method, one_logit=False):
     """A function that makes one training step, always on the same batch.
 
     Args:
@@ -87,6 +88,8 @@ def new_step(model, x, y, method):
         x: tensor, inputs.
         y: tensor of int64, labels.
         method: string, one of `METHODS`.
+        one_logit: bool, whether the loss is binary cross-entropy. Defaults to
+            False.
 
     Returns:
         Function without arguments. It leaves the gradients of the step in the
@@ -95,7 +98,7 @@ def new_step(model, x, y, method):
     optimizer = torch.optim.SGD(
         [p for p in model.parameters() if p.requires_grad], _LEARNING_RATE
     )
-    criterion = nn.CrossEntropyLoss()
+    criterion = nn.BCEWithLogitsLoss() if one_logit else nn.CrossEntropyLoss()
     settings = {
         "noise_multiplier": _NOISE_MULTIPLIER,
         "max_grad_norm": _CLIP_NORM,
@@ -110,7 +113,7 @@ def new_step(model, x, y, method):
         )
         optimizer = DPOptimizerFastGradientClipping(optimizer, **settings)
         criterion = DPLossFastGradientClipping(model, optimizer, criterion)
-    y = y.flatten()
+    y = y.flatten().float() if one_logit else y.flatten()
 
     def step():
         optimizer.zero_grad(set_to_none=True)
@@ -157,6 +160,12 @@ def _mlp():
     )
 
 
+def _binary():
+    """One logit, without an axis of its own."""
+    *hidden, _ = _mlp()
+    return nn.Sequential(*hidden, nn.Linear(128, 1), nn.Flatten(0))
+
+
 def _resnet20():
     return nn.Sequential(
         _conv(3, 16),
@@ -179,6 +188,7 @@ def _wrn28_4():
 
 _OF_IMAGES = {
     "cnn": _cnn,
+    "binary": _binary,
     "mlp": _mlp,
     "resnet20": _resnet20,
     "wrn28_4": _wrn28_4,

@@ -83,7 +83,9 @@ def new_model(workload, method):
         )
     model.compile(
         keras.optimizers.SGD(_LEARNING_RATE),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        keras.losses.BinaryCrossentropy(from_logits=True)
+        if sizes.one_logit
+        else keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     )
     return model
 
@@ -125,11 +127,15 @@ def _cnn(x):
     return layers.Dense(10)(layers.Dense(32, activation="relu")(x))
 
 
-def _mlp(x):
+def _mlp(x, outputs=10):
     x = layers.Flatten()(x)
     for _ in range(2):
         x = layers.Dense(128, activation="relu")(x)
-    return layers.Dense(10)(x)
+    return layers.Dense(outputs)(x)
+
+
+def _binary(x):
+    return _mlp(x, outputs=1)
 
 
 def _resnet20(x):
@@ -145,6 +151,7 @@ def _wrn28_4(x):
 
 _OF_IMAGES = {
     "cnn": _cnn,
+    "binary": _binary,
     "mlp": _mlp,
     "resnet20": _resnet20,
     "wrn28_4": _wrn28_4,
@@ -199,17 +206,17 @@ def _classifier(x):
 
 def _of_text(workload, tokens):
     sizes = workloads.WORKLOADS[workload]
-    if workload == "lstm":
-        return _lstm(tokens, sizes.vocabulary)
+    if workload.startswith("lstm"):
+        return _lstm(tokens, sizes.vocabulary, workload == "lstm")
     if sizes.is_language_model:
         return _gpt2(tokens, sizes.vocabulary)
     return _bert(tokens, sizes.vocabulary, sizes.trained == sizes.parameters)
 
 
-def _lstm(tokens, vocabulary):
+def _lstm(tokens, vocabulary, unroll):
     x = layers.Embedding(vocabulary, 64)(tokens)
     # As a loop the layer is slower, and `tf.vectorized_map` fails on it.
-    return layers.Dense(2)(layers.LSTM(128, unroll=True)(x))
+    return layers.Dense(2)(layers.LSTM(128, unroll=unroll)(x))
 
 
 def _bert(tokens, vocabulary, train_embeddings, width=384, blocks=6):

@@ -22,6 +22,8 @@ class Workload:
         tokens: int, of each example; None for images.
         vocabulary: int, for text.
         classes: int; of a language model the vocabulary, at each token.
+        one_logit: bool, whether two classes have one logit, the loss being
+            binary cross-entropy.
     """
 
     title: str
@@ -32,11 +34,17 @@ class Workload:
     tokens: int | None = None
     vocabulary: int | None = None
     classes: int = 10
+    one_logit: bool = False
 
     @property
     def is_language_model(self):
         """Whether the next token is predicted at each."""
         return self.classes == self.vocabulary
+
+    @property
+    def outputs(self):
+        """Logits of an example, or of a token."""
+        return 1 if self.one_logit else self.classes
 
 
 def _bert(batch, tokens, trained, what):
@@ -55,6 +63,21 @@ def _bert(batch, tokens, trained, what):
 _BERT_EMBEDDINGS = {n: (30_522 + n + 2 + 2) * 384 for n in (64, 256)}
 _BERT_REST = 6 * (12 * 384**2 + 13 * 384) + (384 + 1) * 384 + 385 * 2
 
+
+def _lstm(title):
+    # Embeddings of width 64; one bias for each gate.
+    parameters = 640_000 + 4 * (64 + 128 + 1) * 128 + 129 * 2
+    return Workload(
+        title=title,
+        batch=64,
+        tokens=100,
+        vocabulary=10_000,
+        classes=2,
+        parameters=parameters,
+        trained=parameters,
+    )
+
+
 WORKLOADS = {
     "cnn": Workload(
         title="CNN of the PDP-SGD paper, batch 250",
@@ -69,6 +92,15 @@ WORKLOADS = {
         image=(28, 28, 1),
         parameters=118_282,
         trained=118_282,
+    ),
+    "binary": Workload(
+        title="MLP 784-128-128-1, a binary head, batch 250",
+        batch=250,
+        image=(28, 28, 1),
+        classes=2,
+        one_logit=True,
+        parameters=117_121,
+        trained=117_121,
     ),
     "resnet20": Workload(
         title="ResNet-20 with GroupNorm, batch 256",
@@ -98,16 +130,9 @@ WORKLOADS = {
         parameters=(50_257 + 128 + 2) * 768 + 12 * (12 * 768**2 + 13 * 768),
         trained=(50_257 + 128 + 2) * 768 + 12 * (12 * 768**2 + 13 * 768),
     ),
-    "lstm": Workload(
-        title="LSTM of 128 units, 64 × 100",
-        batch=64,
-        tokens=100,
-        vocabulary=10_000,
-        classes=2,
-        # Embeddings of width 64; one bias for each gate.
-        parameters=640_000 + 4 * (64 + 128 + 1) * 128 + 129 * 2,
-        trained=640_000 + 4 * (64 + 128 + 1) * 128 + 129 * 2,
-    ),
+    "lstm": _lstm("LSTM of 128 units, 64 × 100"),
+    # In TensorFlow, with the loop that Keras makes by default.
+    "lstm_loop": _lstm("LSTM of 128 units as it comes, 64 × 100"),
 }
 
 

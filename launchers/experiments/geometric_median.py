@@ -18,8 +18,8 @@ import time
 import numpy as np
 from matplotlib import ticker
 
-from launchers import durations, figures, report_page, whole_file
-from tf_dpsub import accounting, analysis
+from launchers import durations, figures, report_page
+from tf_dpsub import accounting, analysis, files
 
 _EPSILON, _DELTA = 2.0, 1e-6
 _EXAMPLES, _INFORMATIVE = 10_000, 10
@@ -102,7 +102,7 @@ class GeometricMedian:
             ValueError: if the folder holds runs of another length.
         """
         steps = max(1, round(fraction * _STEPS))
-        folder.mkdir(parents=True, exist_ok=True)
+        files.make_folder(folder)
         file = folder / "points.json"
         held = {"steps": steps, "points": {}}
         if file.exists():
@@ -125,7 +125,7 @@ class GeometricMedian:
         try:
             for point, losses in _each(left, sigma, steps, jobs):
                 held["points"][point.name] = losses
-                whole_file.write_text(file, json.dumps(held, indent=1))
+                files.write_text(file, json.dumps(held, indent=1))
         except KeyboardInterrupt:
             print("\nInterrupted; the same command goes on from here.")
             return 130
@@ -140,7 +140,7 @@ class GeometricMedian:
             return
         rows = _rows(done, held["points"])
         text = _table(self.title, rows, held["steps"], sigma, command)
-        whole_file.write_text(folder / "table.md", text)
+        files.write_text(folder / "table.md", text)
         with figures.style():
             canvas = _figure(self.title, rows, held["steps"])
             figures.write(canvas, folder / "loss.png")

@@ -7,7 +7,8 @@ import json
 import math
 import statistics
 
-from launchers import figures, report_page, train_config, whole_file
+from launchers import figures, report_page, train_config
+from tf_dpsub import files
 
 # Experiments whose trials are ranked, and whether their public examples are
 # too many or too few to stand for the private ones: test examples do then.
@@ -115,7 +116,7 @@ class PlanRanking:
         Raises:
             ValueError: if none of the experiments has finished trials.
         """
-        folder.mkdir(parents=True, exist_ok=True)
+        files.make_folder(folder)
         file = folder / "pairs.json"
         held = json.loads(file.read_text("utf-8")) if file.exists() else {}
         found = 0
@@ -130,7 +131,7 @@ class PlanRanking:
                     print(f"planning {key}", flush=True)
                     planned = _planned(point.name, members, fraction)
                     held[key] = {"measured": measured, "planned": planned}
-                    whole_file.write_text(
+                    files.write_text(
                         file, json.dumps(held, indent=1, ensure_ascii=False)
                     )
         if not found:
@@ -140,7 +141,7 @@ class PlanRanking:
                 "none. Run these experiments first, in the same workdir."
             )
         text = _table(self.title, held, command)
-        whole_file.write_text(folder / "table.md", text)
+        files.write_text(folder / "table.md", text)
         with figures.style():
             canvas = _figure(self.title, pairs(held))
             figures.write(canvas, folder / "pairs.png")

@@ -290,6 +290,12 @@ def glue(inputs):
     """RGP, RGP-random, LoRA and DP-SGD on four tasks of GLUE, BERT-base."""
     source = inputs.language_model or _BERT_BASE
     kind = "folder" if pathlib.Path(source).is_dir() else "preset"
+    # A preset's name, or that of one on a hub: "hf://owner/name".
+    if kind == "preset" and source.startswith((".", "/", "~")):
+        raise ValueError(
+            "Expected --language_model to name a preset of keras_hub or a "
+            f"folder with a checkpoint, got {source}, where there is none."
+        )
     trials = []
     for seed, task, (name, method) in itertools.product(
         _SEEDS, _GLUE, _SST2.items()

@@ -12,6 +12,7 @@ import time
 import traceback
 
 from launchers import native_logs
+from tf_dpsub import files
 
 # A step is finished before a process that was told to stop does so.
 _SECONDS_TO_STOP = 120
@@ -60,7 +61,7 @@ class Runner:
 
     def __enter__(self):
         for folder in ("trials", "logs"):
-            (self._folder / folder).mkdir(parents=True, exist_ok=True)
+            files.make_folder(self._folder / folder)
         return self
 
     def __exit__(self, *exception):
@@ -210,7 +211,7 @@ def _train(config, folder, threads):
 @contextlib.contextmanager
 def _output_in(log):
     """Sends what this process writes to a file, TensorFlow's logs included."""
-    with open(log, "ab") as file:
+    with open(log, "ab", opener=files.opener) as file:
         kept = [os.dup(stream) for stream in (1, 2)]
         try:
             for stream in (1, 2):

@@ -45,6 +45,14 @@ def reloaded(ledger):
     return PrivacyLedger.from_json(ledger.to_json())
 
 
+def edited(ledger, **changes):
+    """The ledger with other fields of its first entry, and a valid digest."""
+    content = json.loads(ledger.to_json())
+    content["entries"][0].update(changes)
+    del content["sha256"]
+    return PrivacyLedger.from_json(json.dumps(content))
+
+
 def counts(ledger):
     return [(entry.steps, entry.epochs) for entry in ledger.entries]
 
@@ -315,6 +323,7 @@ class TestJson:
         """It has no steps in one."""
         ledger = ledger_of((POISSON, 3, 1), (BATCHES, 2))
         content = json.loads(ledger.to_json())
+        del content["sha256"]
         for entry in content["entries"]:
             assert entry.pop("private_state") is False
             assert entry.pop("uncovered") == []
@@ -401,6 +410,41 @@ class TestMerge:
             merged.merge(ledgers[i])
             assert merged.epsilon(DELTA) >= before
         assert merged.steps == 574
+
+    @pytest.mark.parametrize(
+        "change, said",
+        [
+            ({"noise_multiplier": 20.0}, "noise_multiplier is 1.3 in one and"),
+            ({"examples": 600000}, "examples is 60000 in one and 600000"),
+            ({"private_selection": True}, "private_selection is False in one"),
+        ],
+    )
+    def test_refuses_steps_that_are_described_twice(self, change, said):
+        ledger = ledger_of((POISSON, 10), (BATCHES, 2))
+        other = edited(ledger, **change)
+        for own, theirs in ((ledger, other), (other, ledger)):
+            before = own.to_json()
+            with pytest.raises(ValueError, match="describe the same steps"):
+                own.merge(theirs)
+            assert own.to_json() == before
+        with pytest.raises(ValueError, match=said):
+            ledger.merge(other)
+
+    def test_refuses_single_steps_that_are_called_epochs(self):
+        ledger = ledger_of((ONCE, 40))
+        other = edited(ledger, epochs=1)
+        for own, theirs in ((ledger, other), (other, ledger)):
+            with pytest.raises(ValueError, match="one counts steps"):
+                own.merge(theirs)
+
+    def test_writes_only_what_is_new(self, path, writes):
+        ledger = PrivacyLedger(path)
+        ledger.charge(POISSON, 3)
+        other = reloaded(ledger)
+        written = len(writes)
+        ledger.merge(other)
+        ledger.merge(PrivacyLedger())
+        assert len(writes) == written
 
     def test_is_durable(self, path):
         ledger = PrivacyLedger(path)
@@ -540,6 +584,16 @@ class TestWriteAhead:
         assert PrivacyLedger(path).steps == 0
         assert not path.parent.exists()
 
+    def test_an_empty_one_is_written_once(self, path, writes):
+        ledger = PrivacyLedger(path)
+        ledger.create()
+        assert PrivacyLedger(path).entries == ()
+        ledger.charge(POISSON, 3)
+        for own in (ledger, PrivacyLedger(path), PrivacyLedger()):
+            own.create()
+        assert len(writes) == 2
+        assert PrivacyLedger(path).steps == 100
+
     def test_block_is_positive(self, path):
         with pytest.raises(ValueError, match="block >= 1, got 0"):
             PrivacyLedger(path, block=0)
@@ -548,6 +602,8 @@ class TestWriteAhead:
 def damaged(edit):
     def apply(text):
         content = json.loads(text)
+        # Each kind of damage is noticed for itself.
+        del content["sha256"]
         edit(content)
         return json.dumps(content)
 
@@ -596,6 +652,24 @@ class TestDamage:
         assert path.read_text() == text
         with pytest.raises(ValueError, match="Expected a tf_dpsub privacy led"):
             PrivacyLedger.from_json(text)
+
+    def test_no_flipped_bit_lowers_epsilon(self):
+        ledger = ledger_of((POISSON, 1234))
+        good = ledger.to_json().encode()
+        for place, bit in itertools.product(range(len(good)), range(8)):
+            bad = bytearray(good)
+            bad[place] ^= 1 << bit
+            try:
+                found = PrivacyLedger.from_json(bytes(bad)).entries
+            except ValueError:
+                continue
+            assert found == ledger.entries, bad[place - 20 : place + 20]
+
+    def test_other_fields_beside_the_entries(self):
+        content = json.loads(ledger_of((POISSON, 3)).to_json())
+        content["sha257"] = content.pop("sha256")
+        with pytest.raises(ValueError, match="it has .'sha257'"):
+            PrivacyLedger.from_json(json.dumps(content))
 
     def test_bytes_that_are_no_text(self, path):
         path.parent.mkdir()

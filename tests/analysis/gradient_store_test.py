@@ -86,8 +86,8 @@ def test_a_full_disk_leaves_what_was_written(tmp_path, monkeypatch):
     store.append(gradients(), 0)
     before = everything(store)
 
-    def failing(path, mode):
-        file = open(path, mode)
+    def failing(path, mode, **kwargs):
+        file = open(path, mode, **kwargs)
         write = file.write
 
         def some(content):

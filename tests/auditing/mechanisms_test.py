@@ -17,6 +17,7 @@ CHECKS = [
     "divisor",
     "sensitivity",
     "epsilon",
+    "low bits",
 ]
 
 
@@ -149,16 +150,37 @@ class WithoutNoiseOnTheResidual(optimizers.GEP):
 
 
 class WithOneKey(optimizers.DPSGD):
-    def draw_noise(self, key, shapes):
-        return super().draw_noise(tf.constant([1, 2], tf.int64), shapes)
+    def add_noise(self, key, sums, dtype):
+        return super().add_noise(tf.constant([1, 2], tf.int64), sums, dtype)
 
 
 class WithOneKeyForAllWeights(optimizers.DPSGD):
-    def draw_noise(self, key, shapes):
+    def add_noise(self, key, sums, dtype):
         return [
-            stddev * tf.random.stateless_normal(shape, key)
-            for shape, stddev in zip(shapes, self.noise_stddevs())
+            tf.cast(s, dtype)
+            + stddev * tf.random.stateless_normal(s.shape, key, dtype=dtype)
+            for s, stddev in zip(sums, self.noise_stddevs())
         ]
+
+
+class WithNoiseInSinglePrecision(optimizers.DPSGD):
+    """The sum of three draws is rounded before it is added."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **{**kwargs, "noise_multiplier": 10.0})
+
+    def add_noise(self, key, sums, dtype):
+        keys = tf.random.experimental.stateless_split(key, 3 * len(sums))
+        noisy = []
+        for k, (s, stddev) in enumerate(zip(sums, self.noise_stddevs())):
+            draws = [
+                tf.random.stateless_normal(s.shape, keys[3 * k + j])
+                for j in range(3)
+            ]
+            z = stddev / 3**0.5 * tf.add_n(draws)
+            total = tf.cast(s, tf.float64) + tf.cast(z, tf.float64)
+            noisy.append(tf.cast(total, dtype))
+        return noisy
 
 
 class DividedByTheDrawnNumber(optimizers.DPSGD):
@@ -201,6 +223,7 @@ TWINS = {
     "residual without noise": (WithoutNoiseOnTheResidual, "variance"),
     "one key for all steps": (WithOneKey, "independence"),
     "one key for all weights": (WithOneKeyForAllWeights, "independence"),
+    "noise in single precision": (WithNoiseInSinglePrecision, "low bits"),
     "divided by the drawn number": (DividedByTheDrawnNumber, "divisor"),
     "no margin for rounding": (WithoutMargin, "sensitivity"),
     "no clip": (KeepsWhatIsNotFinite, "sensitivity"),

@@ -27,7 +27,7 @@ def test_model_is_that_of_the_workload(name):
     inputs = x["token_ids"] if isinstance(x, dict) else x
     assert len(inputs) == len(y) == workload.batch
     logits = model(keras.tree.map_structure(lambda a: a[:1], x))
-    assert logits.shape == (1, *y.shape[1:], workload.classes)
+    assert logits.shape == (1, *y.shape[1:], workload.outputs)
     assert workload.classes > y.max()
 
 

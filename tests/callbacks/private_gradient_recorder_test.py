@@ -42,7 +42,7 @@ def mean_clipped(first, last):
         error = 2 * (x @ first @ last - y)
         row = [np.outer(x, error * last[:, 0]), np.outer(x @ first, error)]
         size = np.sqrt(sum(np.sum(part**2) for part in row))
-        factor = min(1.0, CLIP * (1 - 2**-10) / size)
+        factor = min(1.0, CLIP * (1 - 1.25 * 2**-10) / size)
         rows.append([factor * part for part in row])
     return [np.mean(parts, 0) for parts in zip(*rows)]
 

@@ -2,11 +2,14 @@ import types
 
 import keras
 import keras_tuner
+import numpy as np
 import pytest
+import tensorflow as tf
 from keras_tuner.src.engine import objective, tuner_utils
 
 from tf_dpsub.callbacks import PrivacyBudget
 from tf_dpsub.callbacks.private_selection import (
+    compared_validation,
     reads_private_results,
     require_public_selection,
 )
@@ -114,6 +117,12 @@ def test_tuners_choose_by_their_objective(names, public, is_found):
     assert any(f.startswith("SaveBestEpoch") for f in found) == (not first)
 
 
+class Holder(keras.callbacks.Callback):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = [inner, self]
+
+
 @pytest.mark.parametrize(
     "wrap",
     [
@@ -122,8 +131,18 @@ def test_tuners_choose_by_their_objective(names, public, is_found):
         lambda callback: (callback,),
         lambda callback: [[PrivacyBudget(1.0, 1e-5), [callback]]],
         lambda callback: keras.callbacks.CallbackList([callback]),
+        lambda callback: [keras.callbacks.CallbackList([callback])],
+        lambda callback: [Holder({"inner": [callback]})],
     ],
-    ids=["alone", "list", "tuple", "nested", "CallbackList"],
+    ids=[
+        "alone",
+        "list",
+        "tuple",
+        "nested",
+        "CallbackList",
+        "nested CallbackList",
+        "of a callback",
+    ],
 )
 def test_finds_callbacks_however_they_are_given(wrap):
     callback = keras.callbacks.EarlyStopping(monitor="loss")
@@ -146,3 +165,43 @@ def test_the_error_names_all_of_them_and_the_cure():
     assert "EarlyStopping(monitor='val_loss'), TerminateOnNaN" in message
     assert "validation_data_is_public=True" in message
     assert "allow_private_selection=True" in message
+
+
+ROWS = np.arange(12.0).reshape(6, 2)
+LABELS = np.zeros(6)
+
+
+@pytest.mark.parametrize(
+    "validation_data",
+    [
+        (ROWS[3:] + 1, LABELS[3:]),
+        tf.data.Dataset.from_tensor_slices((ROWS + 100, LABELS)).batch(4),
+    ],
+    ids=["arrays", "dataset"],
+)
+def test_other_validation_data_are_taken_as_public(validation_data):
+    note, is_private = compared_validation(validation_data, ROWS, False)
+    assert "none of them equals a private example" in note
+    assert not is_private
+
+
+@pytest.mark.parametrize(
+    "validation_data",
+    [
+        (ROWS[5:], LABELS[5:]),
+        tf.data.Dataset.from_tensor_slices((ROWS, LABELS)).batch(4),
+        tf.data.Dataset.from_tensor_slices(ROWS.astype("float32")).batch(4),
+    ],
+    ids=["arrays", "dataset", "dataset of inputs"],
+)
+def test_private_rows_are_not_public_validation_data(validation_data):
+    with pytest.raises(ValueError, match="got some of the private examples"):
+        compared_validation(validation_data, ROWS, False)
+    note, is_private = compared_validation(validation_data, ROWS, True)
+    assert note.startswith("the other validation data") and is_private
+
+
+def test_what_cannot_be_compared_is_said():
+    for public, private in (((ROWS, LABELS), None), (object(), ROWS)):
+        note, is_private = compared_validation(public, private, False)
+        assert note.endswith("unchecked") and not is_private

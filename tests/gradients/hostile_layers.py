@@ -124,6 +124,16 @@ class HostileLayer(keras.layers.Layer):
         )
         self.queue = tf.queue.FIFOQueue(100, tf.float32)
 
+    def lookup_table(self, keys, values):
+        """A table that never changes, created outside of any graph."""
+        with tf.init_scope():
+            if not hasattr(self, "_lookup_table"):
+                initializer = tf.lookup.KeyValueTensorInitializer(
+                    tf.constant(keys, tf.int32), tf.constant(values, tf.int32)
+                )
+                self._lookup_table = tf.lookup.StaticHashTable(initializer, 0)
+        return self._lookup_table
+
     @property
     def kernel(self):
         return self.kernels[0].value
@@ -409,18 +419,100 @@ def loop_that_reads_kernel(layer, x):
     return keras.ops.fori_loop(0, 3, lambda i, z: tf.tanh(z @ layer.kernel), x)
 
 
-@hostile(EITHER)
+@hostile(PROVED)
 def loop_around_kernel(layer, x):
     kernel = layer.kernel * 1.0
     return keras.ops.fori_loop(0, 3, lambda i, z: tf.tanh(z @ kernel), x)
 
 
-@hostile(EITHER)
+@hostile(PROVED)
 def scan_over_depth(layer, x):
     def step(carry, _):
         return tf.tanh(carry @ layer.kernel), carry
 
     return keras.ops.scan(step, x, keras.ops.arange(3))[0]
+
+
+def _steps(body, *initial, count=3):
+    """Last values of variables that a loop carries."""
+    return tf.while_loop(
+        lambda i, *_: i < count,
+        lambda i, *carried: (i + 1, *body(i, *carried)),
+        (0, *initial),
+    )[1:]
+
+
+@hostile(PROVED, inputs="sequences", kernels=2)
+def recurrence(layer, x):
+    """Every entry of what it keeps of its steps is read."""
+    kept = tf.TensorArray(tf.float32, 3, element_shape=(_batch(x), SIZE))
+
+    def body(i, h, kept):
+        h = tf.tanh(tf.gather(x, i, axis=1) @ layer.kernel + h @ layer.second)
+        return h, kept.write(i, h)
+
+    _, kept = _steps(body, tf.zeros((_batch(x), SIZE)), kept)
+    return tf.reduce_sum(kept.stack() ** 2, 0)
+
+
+@hostile(PROVED, inputs="sequences")
+def recurrence_with_batch_in_the_middle(layer, x):
+    """The steps join the batch on an axis that is not the first."""
+
+    def body(i, h):
+        return (tf.tanh(tf.einsum("tbd,de->tbe", h, layer.kernel)),)
+
+    return tf.reduce_sum(_steps(body, tf.transpose(x, [1, 0, 2]))[0], 0)
+
+
+@hostile(PROVED)
+def recurrence_of_two_uses(layer, x):
+    return _steps(
+        lambda i, h: (tf.tanh(h @ layer.kernel + layer.kernel[0] * h),), x
+    )[0]
+
+
+@hostile(PROVED)
+def kernel_carried_by_loop(layer, x):
+    h, kernel = _steps(lambda i, h, w: (tf.tanh(h @ w), w), x, layer.kernel)
+    return h @ kernel
+
+
+@hostile(EITHER)
+def kernel_changed_by_loop(layer, x):
+    return _steps(lambda i, h, w: (tf.tanh(h @ w), 0.5 * w), x, layer.kernel)[0]
+
+
+@hostile(EITHER)
+def kernel_kept_in_list_by_loop(layer, x):
+    kept = tf.TensorArray(tf.float32, 3, element_shape=(SIZE, SIZE))
+    (kept,) = _steps(
+        lambda i, kept: (kept.write(i, tf.cast(i, tf.float32) * layer.kernel),),
+        kept,
+    )
+    return x @ tf.reduce_sum(kept.stack(), 0)
+
+
+@hostile(EITHER)
+def loop_in_loop(layer, x):
+    def body(i, h):
+        return _steps(lambda j, h: (tf.tanh(h @ layer.kernel),), h, count=2)
+
+    return _steps(body, x)[0]
+
+
+@hostile(EITHER)
+def loop_that_takes_no_step(layer, x):
+    return x + _steps(lambda i, h: (h @ layer.kernel,), x, count=0)[0]
+
+
+@hostile(REFUSED)
+def loop_with_custom_gradient_on_kernel(layer, x):
+    @tf.custom_gradient
+    def doubled(w):
+        return tf.identity(w), lambda d: 2.0 * d
+
+    return _steps(lambda i, h: (tf.tanh(h @ doubled(layer.kernel)),), x)[0]
 
 
 @hostile(EITHER)
@@ -531,6 +623,107 @@ def features_gathered_for_each(layer, x):
 @hostile(EITHER)
 def selected_for_each_entry(layer, x):
     return tf.where(x > 0.0, x @ layer.kernel, x)
+
+
+@hostile(PROVED)
+def selected_without_broadcasting(layer, x):
+    return tf.compat.v1.where(x > 0.0, x @ layer.kernel, x)
+
+
+@hostile(PROVED)
+def selected_by_a_vector_of_the_batch(layer, x):
+    return tf.compat.v1.where(x[:, 0] > 0.0, x @ layer.kernel, x)
+
+
+@hostile(PROVED, inputs="sequences")
+def convolution_in_a_function(layer, x):
+    """In which its tensors get one axis more."""
+    convolve = tf.function(lambda x, w: tf.nn.conv1d(x, w, 1, "SAME"))
+    kernel = -tf.reshape(tf.transpose(layer.kernel), [1, SIZE, SIZE])
+    return tf.reduce_max(convolve(x, kernel), 1)
+
+
+def _transforms(rows):
+    """Moves each image of a batch by numbers of its own."""
+    moved = tf.one_hot([0, 4], 8)
+    return tf.reduce_sum(moved, 0) + rows[:, :1] * tf.one_hot(2, 8)
+
+
+def _moved(images, transforms):
+    return tf.raw_ops.ImageProjectiveTransformV3(
+        images=images,
+        transforms=transforms,
+        output_shape=images.shape[1:3],
+        fill_value=0.0,
+        interpolation="BILINEAR",
+        fill_mode="REFLECT",
+    )
+
+
+@hostile(PROVED, inputs="images")
+def images_moved_alike(layer, x):
+    one = _transforms(tf.stop_gradient(layer.kernel)[:1])
+    return tf.reduce_max(_moved(x @ layer.kernel, one), [1, 2])
+
+
+@hostile(PROVED, inputs="images")
+def images_moved_by_themselves(layer, x):
+    own = _transforms(x[:, 0, 0])
+    return tf.reduce_max(_moved(x, own) @ layer.kernel, [1, 2])
+
+
+@hostile(PROVED, inputs="images")
+def contrast_of_each_image(layer, x):
+    h = tf.image.adjust_contrast(x, 2.0) @ layer.kernel
+    return tf.reduce_max(h, [1, 2])
+
+
+@hostile(PROVED, inputs="images")
+def slice_that_begins_anywhere(layer, x):
+    """Where it begins is known when the layer runs."""
+    at = tf.cast(layer.state[0], tf.int32)
+    h = (x @ layer.kernel)[:, at : at + 3]
+    return tf.reduce_max(tf.image.resize(h, [2, 2]), [1, 2])
+
+
+@hostile(PROVED)
+def spectrum_of_features(layer, x):
+    spectrum = tf.signal.rfft(x @ layer.kernel)
+    return x + tf.reduce_sum(tf.abs(spectrum), 1, keepdims=True)
+
+
+@hostile(PROVED, inputs="ids")
+def ids_counted_for_each(layer, x):
+    """The size is computed from all ids, and then is the same for all."""
+    counts = tf.math.bincount(x, minlength=SIZE, maxlength=SIZE, axis=-1)
+    counts.set_shape(x.shape)
+    return tf.cast(counts, tf.float32) @ layer.kernel
+
+
+@hostile(PROVED, inputs="ids")
+def ids_looked_up(layer, x):
+    table = layer.lookup_table(np.arange(SIZE), np.arange(SIZE)[::-1])
+    found = tf.one_hot(table.lookup(x), SIZE)
+    return tf.reduce_max(found @ layer.kernel, 1)
+
+
+@hostile(PROVED)
+def features_added_by_segment(layer, x):
+    h = tf.transpose(x @ layer.kernel)
+    ids = [0, 1, 0, 2, 1, 0]
+    return tf.transpose(tf.math.unsorted_segment_sum(tf.tanh(h), ids, SIZE))
+
+
+@hostile(PROVED)
+def features_gathered_anew(layer, x):
+    """The gradient adds up the features of one number."""
+    return x + tf.gather(x @ layer.kernel, [0, 0, 1, 5, 1, 2], axis=1)
+
+
+@hostile(PROVED)
+def features_gathered_by_coordinates(layer, x):
+    h = tf.transpose(x @ layer.kernel)
+    return tf.transpose(tf.gather_nd(h, [[k] for k in [0, 0, 3, 2, 5, 5]]))
 
 
 @hostile(EITHER)
@@ -735,6 +928,14 @@ def mean_without_keepdims(layer, x):
 def mask_without_keepdims(layer, x):
     h = x @ layer.kernel
     return tf.where(x[:, 0] > 0.0, h, 0.0)
+
+
+@hostile(MIXES)
+def vector_of_the_batch_selects_features(layer, x):
+    """Without broadcasting, a vector chooses along the first axis."""
+    h = tf.transpose(x @ layer.kernel)
+    chosen = tf.compat.v1.where(x[:, 0] > 0.0, h, 0.0 * h)
+    return tf.transpose(chosen)
 
 
 @hostile(MIXES)
@@ -1088,6 +1289,165 @@ def loop_as_long_as_batch_says(layer, x):
 
 
 @hostile(MIXES)
+def loop_as_long_as_one_example_says(layer, x):
+    return tf.while_loop(
+        lambda z: z[0, 0] < 3.0,
+        lambda z: (tf.abs(z @ layer.kernel) + 1.0,),
+        (x,),
+        maximum_iterations=5,
+    )[0]
+
+
+@hostile(MIXES)
+def loop_carries_batch_sum(layer, x):
+    def body(i, h, total):
+        h = tf.tanh(h @ layer.kernel + total)
+        return h, tf.reduce_sum(h, 0)
+
+    return _steps(body, x, tf.zeros(SIZE))[0]
+
+
+@hostile(MIXES)
+def loop_starts_from_batch_mean(layer, x):
+    def body(i, h):
+        return (tf.tanh(h @ layer.kernel + x),)
+
+    mean = tf.reduce_mean(x, 0, keepdims=True)
+    return _steps(body, tf.repeat(mean, _batch(x), 0))[0]
+
+
+def _places(x):
+    return tf.ones_like(x) * tf.range(float(_batch(x)))[:, None]
+
+
+@hostile(MIXES)
+def loop_starts_from_places(layer, x):
+    return _steps(
+        lambda i, h: (tf.tanh(h @ layer.kernel + x),),
+        _places(tf.zeros(x.shape)),
+    )[0]
+
+
+@hostile(MIXES)
+def loop_counts_places(layer, x):
+    """What it carries is public, and the same at every place at first."""
+
+    def body(i, h, count):
+        return tf.tanh(h @ layer.kernel + count), count + places
+
+    places = _places(tf.zeros(x.shape))
+    return _steps(body, x, tf.zeros(x.shape))[0]
+
+
+@hostile(MIXES)
+def loop_reads_places_from_list(layer, x):
+    places = tf.TensorArray(tf.float32, 3, clear_after_read=False).unstack(
+        tf.stack([_places(tf.zeros(x.shape))] * 3)
+    )
+    return _steps(
+        lambda i, h: (tf.tanh(h @ layer.kernel + places.read(i)),), x
+    )[0]
+
+
+@hostile(MIXES)
+def entries_kept_by_place(layer, x):
+    """Which entries of a row a triangle keeps follows from its place."""
+    return tf.linalg.band_part(x @ layer.kernel, 0, -1)
+
+
+@hostile(MIXES)
+def bias_of_places(layer, x):
+    h = tf.transpose(x @ layer.kernel)
+    return tf.transpose(tf.nn.bias_add(h, tf.range(float(_batch(x)))))
+
+
+@hostile(MIXES)
+def bias_of_places_on_the_second_axis(layer, x):
+    h = tf.transpose(x @ layer.kernel)[:, :, None, None]
+    places = tf.range(float(_batch(x)))
+    h = tf.nn.bias_add(h, places, data_format="NCHW")
+    return tf.transpose(h[:, :, 0, 0])
+
+
+@hostile(PROVED)
+def bias_that_is_the_same_at_all_places(layer, x):
+    h = tf.transpose(x @ layer.kernel)
+    return tf.transpose(tf.nn.bias_add(h, tf.ones(_batch(x))))
+
+
+def _missing(layer, x, default):
+    """What a table without entries tells of the examples."""
+    found = layer.table.lookup(tf.cast(x[:, :1], tf.int64), default)
+    found.set_shape([_batch(x), 1])
+    return found
+
+
+@hostile(MIXES)
+def default_of_table_by_place(layer, x):
+    places = tf.range(float(_batch(x)))[:, None]
+    return tf.tanh(x @ layer.kernel + _missing(layer, x, places))
+
+
+@hostile(PROVED)
+def default_of_table(layer, x):
+    return tf.tanh(x @ layer.kernel + _missing(layer, x, None))
+
+
+@hostile(MIXES)
+def loop_keeps_batch_sum_in_list(layer, x):
+    kept = tf.TensorArray(
+        tf.float32, 4, element_shape=(SIZE,), clear_after_read=False
+    ).unstack(tf.zeros((4, SIZE)))
+
+    def body(i, h, kept):
+        h = tf.tanh(h @ layer.kernel + kept.read(i))
+        return h, kept.write(i + 1, tf.reduce_sum(h, 0))
+
+    return _steps(body, x, kept)[0]
+
+
+@hostile(MIXES)
+def loop_transposes(layer, x):
+    """Whether an example is a row or a column changes with every step."""
+    return _steps(lambda i, h: (tf.transpose(tf.tanh(h @ layer.kernel)),), x)[0]
+
+
+@hostile(MIXES)
+def loop_exchanges_lists(layer, x):
+    """Elements of the same shape, of which one has the batch in columns."""
+    rows, columns = (
+        tf.TensorArray(tf.float32, 3, clear_after_read=False).unstack(
+            tf.stack([t] * 3)
+        )
+        for t in (x, tf.transpose(x))
+    )
+
+    def body(i, h, rows, columns):
+        return tf.tanh(h @ layer.kernel + rows.read(i)), columns, rows
+
+    return _steps(body, x, rows, columns)[0]
+
+
+@hostile(MIXES, inputs="sequences")
+def loop_over_batch_as_time(layer, x):
+    """The batch is passed where a layer expects time first."""
+
+    def body(i, h):
+        return (tf.tanh(x[i] @ layer.kernel + h),)
+
+    return _steps(body, tf.zeros((SIZE, SIZE)), count=_batch(x))[0]
+
+
+@hostile(MIXES)
+def gradient_centred_in_loop(layer, x):
+    @tf.custom_gradient
+    def centre(z):
+        return tf.identity(z), lambda d: d - tf.reduce_mean(d, 0)
+
+    return _steps(lambda i, h: (tf.tanh(centre(h @ layer.kernel)),), x)[0]
+
+
+@hostile(MIXES)
 def scan_over_batch(layer, x):
     def step(carry, z):
         return tf.tanh(tf.linalg.matvec(layer.kernel, carry) + z)
@@ -1130,6 +1490,75 @@ def segments_by_ids(layer, x):
     h = tf.gather(layer.kernel, x[:, 0])
     sums = tf.math.unsorted_segment_sum(h, x[:, 0], SIZE)
     return tf.gather(sums, x[:, 0])
+
+
+@hostile(MIXES)
+def segments_of_examples(layer, x):
+    """Two examples share a segment, whatever their values."""
+    h = x @ layer.kernel
+    return h + tf.math.unsorted_segment_sum(tf.tanh(h), [0, 1, 1, 3, 4, 5], 6)
+
+
+@hostile(MIXES)
+def spectrum_of_batch_and_features(layer, x):
+    h = tf.cast(x @ layer.kernel, tf.complex64)
+    return tf.abs(tf.signal.fft2d(h))
+
+
+@hostile(MIXES)
+def slice_of_batch_that_begins_anywhere(layer, x):
+    h = x @ layer.kernel
+    at = tf.cast(layer.state[0], tf.int32)
+    return h + tf.ensure_shape(h[at : at + 1], [1, SIZE])
+
+
+@hostile(MIXES, inputs="images")
+def images_moved_by_the_next(layer, x):
+    other = tf.roll(_transforms(x[:, 0, 0]), 1, 0)
+    return tf.reduce_max(_moved(x, other) @ layer.kernel, [1, 2])
+
+
+@hostile(MIXES, inputs="images")
+def contrast_of_the_batch(layer, x):
+    h = tf.transpose(x, [1, 0, 2, 3])
+    h = tf.transpose(tf.image.adjust_contrast(h, 2.0), [1, 0, 2, 3])
+    return tf.reduce_max(h @ layer.kernel, [1, 2])
+
+
+@hostile(MIXES, inputs="ids")
+def ids_counted_over_batch(layer, x):
+    counts = tf.math.bincount(
+        tf.transpose(x), minlength=SIZE, maxlength=SIZE, axis=-1
+    )
+    counts.set_shape(x.shape)
+    return tf.transpose(tf.cast(counts, tf.float32)) @ layer.kernel
+
+
+@hostile(MIXES, inputs="ids")
+def ids_counted_up_to_the_largest(layer, x):
+    """A size that is limited on one side only depends on all ids."""
+    largest = tf.maximum(tf.reduce_max(x[:, 0]) + 1, 2)
+    h = tf.reduce_mean(tf.one_hot(x, SIZE) @ layer.kernel, 1)
+    return h * tf.cast(tf.minimum(largest, SIZE), tf.float32)
+
+
+@hostile(MIXES)
+def count_of_what_is_clamped(layer, x):
+    """The values are zero in any case: how many there are is not."""
+    found = tf.cast(tf.where(x[:, 0] > 0.0), tf.int32)
+    count = tf.size(tf.minimum(tf.maximum(found, 0), 0))
+    return (x @ layer.kernel) * tf.cast(count, tf.float32)
+
+
+@hostile(MIXES)
+def count_of_what_is_clamped_and_given_a_shape(layer, x):
+    """No shape that is set is checked when the graph runs."""
+    found = tf.cast(tf.where(x[:, 0] > 0.0), tf.int32)
+    zeros = tf.minimum(tf.maximum(found, 0), 0)
+    if tf.inside_function():
+        zeros.set_shape([SIZE, 1])
+    count = tf.raw_ops.Size(input=zeros)
+    return (x @ layer.kernel) * tf.cast(count, tf.float32)
 
 
 @hostile(MIXES, inputs="ids")

@@ -8,8 +8,10 @@ import keras
 import keras_hub
 import numpy as np
 import tensorflow as tf
+from keras.src.trainers.compile_utils import CompileLoss
 
 from tf_dpsub import gradients
+from tf_dpsub.per_example_loss import PerExampleLoss
 
 layers = keras.layers
 
@@ -375,6 +377,11 @@ def conv1d_causal_dilated():
 
 
 @zoo()
+def conv1d_grouped():
+    return _series(layers.Conv1D(6, 3, groups=2))
+
+
+@zoo()
 def conv1d_transpose():
     return _series(layers.Conv1DTranspose(5, 3, strides=2))
 
@@ -640,20 +647,32 @@ def reversible_embedding():
     return _language_model(model, _tokens(rng, 7), rng)
 
 
-@zoo(proved=False, fallback="map_fn")
+@zoo(fallback="map_fn")
 def lstm():
     return _series(layers.LSTM(3, return_sequences=True))
 
 
-@zoo(proved=False, fallback="map_fn")
-def gru():
-    return _series(layers.GRU(3, return_sequences=True))
+@zoo(fallback="map_fn")
+def recurrent_masked():
+    """Padded tokens, both directions, one layer on the other."""
+    return _sequential(
+        (7,),
+        layers.Embedding(VOCABULARY, 4, mask_zero=True),
+        layers.Bidirectional(layers.GRU(3, return_sequences=True)),
+        layers.SimpleRNN(3, go_backwards=True),
+        layers.Dense(CLASSES),
+        tokens=True,
+    )
 
 
-@zoo(proved=False, fallback="map_fn")
-def bidirectional_lstm():
-    lstm = layers.LSTM(3, return_sequences=True)
-    return _series(layers.Bidirectional(lstm))
+@zoo(fallback="map_fn")
+def conv_lstm():
+    return _sequential(
+        (3, 5, 5, 2),
+        layers.ConvLSTM2D(2, 3),
+        layers.Flatten(),
+        layers.Dense(CLASSES),
+    )
 
 
 @zoo()
@@ -817,6 +836,80 @@ def tensorflow_variables():
         return cross_entropy(y, tf.matmul(x, kernel) + bias), None
 
     return Problem(loss_fn, (_features(rng, 4), _labels(rng)), [kernel, bias])
+
+
+def _with_loss(loss, labels=_labels, shape=(4,)):
+    """A model trained by a loss of Keras, as `compile` takes it."""
+    rng = _start()
+    model = keras.Sequential([keras.Input(shape), layers.Dense(CLASSES)])
+    per_example = PerExampleLoss(CompileLoss(loss))
+
+    def loss_fn(inputs):
+        x, y = inputs
+        outputs = model(x)
+        return per_example(y, outputs)[0], {"outputs": outputs}
+
+    variables = model.trainable_variables
+    _vary(variables, rng)
+    return Problem(loss_fn, (_features(rng, *shape), labels(rng)), variables)
+
+
+def _zeros_and_ones(rng):
+    labels = rng.integers(2, size=(BATCH, CLASSES))
+    return tf.constant(labels.astype("float32"))
+
+
+@zoo()
+def binary_cross_entropy_of_logits():
+    loss = keras.losses.BinaryCrossentropy(from_logits=True)
+    return _with_loss(loss, _zeros_and_ones)
+
+
+@zoo()
+def binary_focal_cross_entropy():
+    loss = keras.losses.BinaryFocalCrossentropy(
+        apply_class_balancing=True, from_logits=True
+    )
+    return _with_loss(loss, _zeros_and_ones)
+
+
+@zoo()
+def squared_hinge():
+    """Two examples of -1 and 1, three of 0 and 1: each by its own labels."""
+
+    def labels(rng):
+        labels = rng.integers(2, size=(BATCH, CLASSES)).astype("float32")
+        labels[:2] = 2 * labels[:2] - 1
+        return tf.constant(labels)
+
+    return _with_loss("squared_hinge", labels)
+
+
+@zoo(proved=False, fallback="map_fn")
+def connectionist_temporal_classification():
+    def labels(rng):
+        return tf.constant(rng.integers(1, CLASSES, [BATCH, 2]), tf.int32)
+
+    return _with_loss(keras.losses.CTC(), labels, (6, 4))
+
+
+@zoo()
+def adaptive_pooling():
+    return _images(
+        layers.AdaptiveAveragePooling2D(3), layers.AdaptiveMaxPooling2D(2)
+    )
+
+
+@zoo()
+def images_cropped_alike():
+    """At a place that is drawn once for all of them."""
+    rng = _start()
+    stack = layers.RandomCrop(6, 6, seed=1), layers.Conv2D(4, 3), *_head(2)
+    model = keras.Sequential([keras.Input((8, 8, 3)), *stack])
+    problem = _classifier(model, _features(rng, 8, 8, 3), rng, training=True)
+    return dataclasses.replace(
+        problem, states=tuple(model.non_trainable_variables)
+    )
 
 
 def _sentences(rng, length=6):

@@ -186,7 +186,7 @@ def test_norms_of_some_variables(implementation):
     )
 
 
-@pytest.mark.parametrize("name", ["mlp", "paper_cnn", "gpt2_tied"])
+@pytest.mark.parametrize("name", ["mlp", "paper_cnn", "gpt2_tied", "lstm"])
 def test_microbatches_in_a_loop(name):
     """A step sums its microbatches in a `tf.while_loop`."""
     problem, rows = truth(name)
@@ -222,7 +222,9 @@ def test_microbatches_in_a_loop(name):
     assert model_zoo.relative_error(sums, expected) < 1e-5
 
 
-@pytest.mark.parametrize("name", ["mlp", "dense_on_series", "embedding"])
+@pytest.mark.parametrize(
+    "name", ["mlp", "dense_on_series", "embedding", "recurrent_masked"]
+)
 def test_compiled_by_xla(name):
     problem, rows = truth(name)
 

@@ -32,6 +32,13 @@ def _model(shape, *layers):
     return keras.Sequential([keras.Input(shape), *layers])
 
 
+class _WithoutRule(keras.layers.Layer):
+    """Keeps examples apart by an operation that no rule tells of."""
+
+    def call(self, x):
+        return x * tf.math.betainc(1.0, 1.0, keras.ops.sigmoid(x))
+
+
 def test_a_proved_model_takes_the_graph(caplog):
     caplog.set_level("INFO", logger="absl")
     assert _select(_model((3,), L.Dense(2)), (3,)) == "graph"
@@ -39,16 +46,15 @@ def test_a_proved_model_takes_the_graph(caplog):
 
 
 def test_an_unproved_model_falls_back_in_one_line(caplog):
-    model = _model((5, 3), L.LSTM(2))
-    chosen = _select(model, (5, 3))
+    chosen = _select(_model((3,), L.Dense(2), _WithoutRule()), (3,))
     assert chosen in ("vectorized_map", "map_fn")
     (record,) = [r for r in caplog.records if "one example at a time" in r.msg]
     message = record.getMessage()
-    assert chosen in message and "has no rule: unroll=True" in message
+    assert chosen in message and "Betainc" in message
 
 
 def test_tensorflow_does_not_tell_what_it_cannot_convert():
-    model = _model((None,), L.Embedding(9, 3), L.LSTM(2))
+    model = _model((None,), L.Embedding(9, 3), L.LSTM(2), _WithoutRule())
     told = logging.handlers.BufferingHandler(capacity=100)
     log = tf.get_logger()
     log.addHandler(told)
@@ -63,7 +69,29 @@ def test_tensorflow_does_not_tell_what_it_cannot_convert():
 
 def test_graph_alone_raises_where_nothing_is_proved():
     with pytest.raises(gradients.Unproven, match="has no rule"):
-        _select(_model((5, 3), L.LSTM(2)), (5, 3), requested="graph")
+        model = _model((3,), L.Dense(2), _WithoutRule())
+        _select(model, (3,), requested="graph")
+
+
+class _Mode(keras.layers.Layer):
+    """Subtracts the most frequent of the values, rounded down."""
+
+    def call(self, x):
+        counts = tf.math.bincount(tf.cast(tf.reshape(x, [-1]), tf.int32))
+        mode = tf.where(counts == tf.reduce_max(counts))[0, 0]
+        return x - tf.cast(mode, x.dtype)
+
+
+class _Positive(keras.layers.Layer):
+    def call(self, x):
+        return x * tf.cast(tf.shape(tf.where(tf.nn.relu(x)))[0], x.dtype)
+
+
+@pytest.mark.parametrize("layer", [_Mode, _Positive])
+def test_a_map_that_would_fail_when_it_runs_is_not_taken(layer):
+    """TensorFlow traces it, and then cannot stack what differs in shape."""
+    model = _model((3,), layer(), L.Dense(2))
+    assert _select(model, (3,), requested="vectorized_map") == "map_fn"
 
 
 class _BatchMean(keras.layers.Layer):
@@ -96,6 +124,21 @@ def test_a_walk_that_differs_from_the_gradient_is_not_used(monkeypatch, caplog):
     )
     assert _select(_model((3,), L.Dense(2)), (3,)) == "vectorized_map"
     assert "self-check" in caplog.text
+
+
+def test_the_check_of_two_inputs_gives_them_different_ones():
+    """Of equal ones, a difference would have no gradient to compare."""
+    tower = _model((3,), L.Dense(2))
+
+    def loss_fn(batch):
+        difference = tower(batch[0]) - tower(batch[1])
+        return tf.norm(difference + 1e-3, axis=1), None
+
+    spec = tf.TensorSpec([4, 3], tf.float32)
+    chosen = selection.select_implementation(
+        loss_fn, (spec, spec), tower.trainable_variables
+    )
+    assert chosen == "graph"
 
 
 def test_states_are_restored_after_the_check():
@@ -156,8 +199,9 @@ def test_changed_states_are_the_seeds_of_dropout():
     def loss_fn(batch):
         return tf.reduce_mean(model(batch, training=True), 1), batch
 
-    changed = selection.changed_states(loss_fn, tf.TensorSpec([4, 3]), states)
-    assert changed == model.non_trainable_variables
+    forward = selection.forward_pass(loss_fn, tf.TensorSpec([4, 3]), states)
+    assert forward.changed == model.non_trainable_variables
+    assert not forward.draws
 
 
 def test_the_crash_of_onednn_is_avoided():

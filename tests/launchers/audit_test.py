@@ -124,6 +124,7 @@ def test_program(tmp_path):
     [
         ([], "Expected --workdir, got none."),
         (["--workdir=x", "--mechanisms=DPSGD"], "DPSGD. Did you mean DP-SGD?"),
+        (["--workdir=x", "--mechanisms="], "got none."),
         (["--workdir=x", "--shadow_models=3"], "four shadow models at least"),
     ],
 )

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from launchers import config_objects, train_config
+from launchers import config_checks, config_objects, train_config
 from tf_dpsub import accounting, data, subspaces
 
 PDP = {
@@ -25,7 +25,7 @@ def changed(**changes):
 
 def made(config):
     """The optimizer and the subspace of a config, on digits."""
-    config_objects.check(config)
+    config_checks.check(config)
     loaded = config_objects.dataset(config)
     batches = data.PoissonBatches(
         loaded.x_train, loaded.y_train, batch_size=config.batch_size
@@ -137,7 +137,7 @@ class TestSchedule:
 
     @pytest.mark.parametrize("steps, first", [(1, 1), (3, 2)])
     def test_halfway_of_an_odd_number(self, steps, first):
-        schedule = config_objects.choose(
+        schedule = config_checks.choose(
             config_objects._SCHEDULES, "halfway", "a schedule"
         )(1.0, steps)
         rates = [float(schedule(step)) for step in range(steps)]

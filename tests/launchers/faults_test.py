@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import pathlib
 import resource
 import secrets
 import shutil
@@ -167,6 +168,46 @@ def test_state_is_that_of_a_run_without_a_break(tmp_path, changes):
     for a, b, c in zip(own, whole, short, strict=True):
         np.testing.assert_allclose(a, b, atol=2e-5)
         assert np.abs(a - c).max() > 1e-3
+
+
+def _train_until_replaced(workdir, name, after):
+    """Kills the run before or after a file is whole."""
+
+    def replace(source, target):
+        if pathlib.Path(target).name == name and not after:
+            kill()
+        original(source, target)
+        if pathlib.Path(target).name == name:
+            kill()
+
+    original = os.replace
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "replace", replace)
+        train(SETTINGS | {"epochs": 1}, workdir)
+
+
+@pytest.mark.parametrize(
+    "name, after",
+    [
+        ("config.json", False),
+        ("model.keras", False),
+        ("result.json", True),
+    ],
+)
+def test_killed_before_or_after_other_files(tmp_path, name, after):
+    code = run_apart(_train_until_replaced, tmp_path / "run", name, after)
+    assert code == -signal.SIGKILL
+    # Whole or not at all.
+    assert (tmp_path / "run" / name).exists() == after
+    train(SETTINGS | {"epochs": 1}, tmp_path / "run")
+    train(SETTINGS | {"epochs": 1}, tmp_path / "whole")
+    resumed, whole = (
+        {file.name for file in (tmp_path / run).iterdir()}
+        for run in ("run", "whole")
+    )
+    assert resumed == whole
+    assert "report.html" in whole
+    keras.models.load_model(tmp_path / "run" / "model.keras")
 
 
 def _train_with_little_room(workdir, room, told):

@@ -77,6 +77,20 @@ def test_svg_is_an_element_with_a_description(canvas):
     assert root.get("aria-label") == figures.description(canvas)
 
 
+def test_the_title_of_an_svg_is_for_the_page(canvas):
+    """And so is what the page says beside it; a PNG file has both."""
+    said = figures.subtitle(canvas.axes[0], "said elsewhere")
+    assert "said elsewhere" in figures.svg(canvas, "some")
+    text = figures.svg(canvas, "some", hidden=[said])
+    assert "<title>Two &amp; three</title>" in text
+    root = ElementTree.fromstring(text)
+    texts = {e.text for e in root.iter("{http://www.w3.org/2000/svg}text")}
+    assert "epoch" in texts
+    assert not {"said elsewhere", "Two & three"} & texts
+    assert said.get_text() == "said elsewhere"
+    assert canvas.get_suptitle() == "Two & three"
+
+
 def test_two_figures_share_no_identifier(canvas):
     owned = []
     for name in ("first", "second"):
@@ -94,3 +108,19 @@ def test_files(canvas, tmp_path):
     text = (tmp_path / "some.svg").read_text("utf-8")
     assert figures.description(canvas).startswith("Two & three.")
     assert 'aria-label="Two &amp; three.' in text
+
+
+@pytest.mark.parametrize("name", [r"$\frac$", "$^$", r"\$x$ $\undefined{y}$"])
+def test_a_dollar_sign_is_no_mathematics(tmp_path, name):
+    drawn = figures.new(4, 3, name)
+    axes = drawn.subplots()
+    figures.subtitle(axes, name)
+    axes.semilogy([1, 2, 3], label=name)
+    axes.set_xticks([0, 1, 2], [name, "b", "c"])
+    axes.legend()
+    figures.write(drawn, tmp_path / "some.png")
+    text = (tmp_path / "some.svg").read_text("utf-8")
+    # In its description, too.
+    assert text.count(f">{name}<") >= 3
+    # Powers of ten are set as such.
+    assert not re.search(r">[^<]*10\^", text)

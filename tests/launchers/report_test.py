@@ -14,6 +14,7 @@ from tests.launchers import programs
 from tests.launchers.train_test import digits_config
 
 PHONE, DESK = (390, 844), (1280, 900)
+SMALL_PHONES = [(360, 740), (320, 568)]
 TABLE = """# A study of <things>
 
 ```sh
@@ -24,10 +25,40 @@ tf-dpsub audit --workdir='out/a b'
 
 Steps claim ε = 1 <b>at</b> δ = 1e-05.
 
+```sh
+tf-dpsub train '--config.subspace_kwargs={"rank": 2}' >> log && true
+```
+
 | mechanism | ε |
 |---|---|
 | GEP | 0.5 |
 """
+RESULT = {
+    "test_accuracy": 0.93142,
+    "test_loss": 0.25,
+    "epsilon": 2.9301,
+    "epsilon_rdp": 2.9301,
+    "epsilon_pld": 2.5,
+    "delta": 1e-05,
+    "accountant": "rdp",
+    "noise_multiplier": 1.43,
+    "l2_norm_clip": 1.0,
+    "sampling": "poisson",
+    "sampling_rate": 0.178,
+    "private_examples": 1438,
+    "test_examples": 359,
+    "batch_size": 256,
+    "epochs": 2,
+    "steps": 12,
+    "parameters": 2410,
+    "step_milliseconds": None,
+    "peak_memory_mib": {"host": 856.0, "gpus": []},
+    "devices": ["CPU (2 cores)"],
+    "versions": {"python": "3.11.7"},
+    "config": {"dataset": "digits", "optimizer": "DPSGD", "model": "mlp"},
+    "summary": "test accuracy 0.93 at (ε = 2.94, δ = 1e-05)",
+    "command": "tf-dpsub train",
+}
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +102,7 @@ def show(browser, file, size=DESK, scheme="light"):
             "width": size[0],
             "height": size[1],
             "deviceScaleFactor": 1,
-            "mobile": size == PHONE,
+            "mobile": size != DESK,
         },
     )
     browser.execute_cdp_cmd(
@@ -101,6 +132,17 @@ class TestRun:
         assert result["versions"]["tensorflow"] in text
         assert not requested(browser)
         assert not browser.get_log("browser")
+
+    def test_headline_is_that_of_the_result(self, browser, runs):
+        text = show(browser, runs / "second" / report_page.FILE)
+        result = json.loads((runs / "second" / "result.json").read_text())
+        values = browser.find_elements(By.CSS_SELECTOR, ".headline .value")
+        epsilon, delta, accuracy = (value.text for value in values)
+        assert 0 <= float(epsilon) - result["epsilon"] < 0.01
+        assert float(delta) == result["delta"]
+        assert accuracy == f"{100 * result['test_accuracy']:.1f} %"
+        assert text.startswith("digits: DPSGD, mlp\nε\n")
+        assert text.count("digits: DPSGD, mlp") == 1
 
     def test_figure_has_a_description(self, browser, runs):
         show(browser, runs / "second" / report_page.FILE)
@@ -153,11 +195,42 @@ class TestRun:
         assert font >= 16
         button = browser.find_element(By.TAG_NAME, "button")
         assert button.size["height"] >= 36
+        # Nor does the figure scroll. Its texts have 10 points.
+        shown, points, width = browser.execute_script(
+            "const svg = document.querySelector('figure > svg');"
+            "return [svg.clientWidth, svg.viewBox.baseVal.width,"
+            "svg.parentElement.clientWidth]"
+        )
+        assert 10 * shown / points >= 9.5
+        assert shown <= width
+
+    @pytest.mark.parametrize("size", SMALL_PHONES)
+    def test_fits_a_small_phone(self, browser, runs, size):
+        """The statement's table, too, and every figure of the headline."""
+        show(browser, runs / "second" / report_page.FILE, size)
+        wider = browser.execute_script(
+            """
+            const selector = "html, .statement, .statement *, .headline *";
+            return [...document.querySelectorAll(selector)]
+              .filter(e => e.scrollWidth > e.clientWidth + 1
+                && getComputedStyle(e).display !== "inline")
+              .map(e => [e.outerHTML.slice(0, 80), e.scrollWidth]);
+            """
+        )
+        assert wider == []
+        table = browser.find_element(By.CSS_SELECTOR, ".statement table")
+        rows = table.find_elements(By.CSS_SELECTOR, "tbody tr")
+        assert len(rows) == 2 and "without amplification" in rows[1].text
+        assert table.rect["x"] + table.rect["width"] <= size[0]
 
     @pytest.mark.parametrize("scheme", ["light", "dark"])
     def test_texts_stand_out(self, browser, runs, scheme):
         show(browser, runs / "second" / report_page.FILE, scheme=scheme)
-        for selector in ("body", "th, td", "figure text", ".panel"):
+        for selector in (
+            *("body", "th, td", "figure text", ".panel", ".result"),
+            *(".headline dt", ".headline .value", ".headline .note"),
+            *(".terms dd", ".statement th"),
+        ):
             assert contrast(browser, selector) > 4.5, selector
 
     def test_is_written_again(self, runs, browser):
@@ -194,6 +267,36 @@ def contrast(browser, selector):
     )
 
 
+class TestHeadline:
+    def page(self, folder, **changes):
+        text = json.dumps(RESULT | changes)
+        (folder / "result.json").write_text(text, "utf-8")
+        page = report_page.write(folder).read_text("utf-8")
+        found = re.search(r'<dl class="headline">(.*?)</dl>', page, re.DOTALL)
+        return re.sub(r"<[^>]*>", " ", found[1]).split()
+
+    def test_epsilon_is_rounded_up(self, tmp_path):
+        said = " ".join(self.page(tmp_path))
+        assert said == (
+            "ε 2.94 Poisson sampling, RDP δ 1e-05 1,438 private examples "
+            "accuracy 93.1 % 359 test examples"
+        )
+
+    def test_what_is_not_private_says_so(self, tmp_path):
+        said = " ".join(self.page(tmp_path, epsilon="inf", epsilon_rdp="inf"))
+        assert said.startswith("ε ∞ not private δ")
+
+    @pytest.mark.parametrize(
+        "perplexity, shown", [(12.345, "12.35"), ("inf", "∞")]
+    )
+    def test_generation(self, tmp_path, monkeypatch, perplexity, shown):
+        monkeypatch.delitem(RESULT, "test_accuracy")
+        said = self.page(tmp_path, test_perplexity=perplexity, test_bleu=23.46)
+        assert " ".join(said).endswith(
+            f"perplexity {shown} 359 test examples BLEU 23.5"
+        )
+
+
 class TestTable:
     @pytest.fixture(name="file")
     def _file(self, tmp_path):
@@ -208,6 +311,8 @@ class TestTable:
         assert row.text == "GEP 0.5"
         command = browser.find_element(By.ID, "command")
         assert command.text == "tf-dpsub audit --workdir='out/a b'"
+        code = browser.find_element(By.CSS_SELECTOR, "pre code")
+        assert code.text in TABLE and ">> log && true" in code.text
 
     def test_needs_no_other_file(self, file):
         text = file.read_text("utf-8")

@@ -179,7 +179,8 @@ def test_a_rank_that_is_no_number():
         ({"gradients": "nowhere"}, "folder with gradients, got 'nowhere'"),
         ({"ranks": (7,)}, "ranks from 1 to k = 6"),
         ({"ranks": (0,)}, "ranks from 1 to k = 6"),
-        ({"repeats": 0}, "repeats >= 1"),
+        ({"repeats": 0}, "Expected --repeats >= 1, got 0"),
+        ({"iterations": 0}, "Expected --iterations >= 1, got 0"),
         (
             {"config": config(optimizer="RGP")},
             "a config of DPSGD.*got RGP",

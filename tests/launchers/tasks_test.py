@@ -108,3 +108,8 @@ def test_a_summary_for_each_task():
     written = {"test_perplexity": 3.14159, "test_bleu": 41.26}
     assert tasks.summary(written) == "test perplexity 3.14, BLEU 41.3"
     assert isinstance(tasks.Classification().loss(), keras.losses.Loss)
+
+
+def test_an_infinite_perplexity_is_a_result():
+    result = {"test_perplexity": "inf", "test_bleu": 0.0}
+    assert tasks.summary(result) == "test perplexity inf, BLEU 0.0"

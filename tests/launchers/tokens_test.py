@@ -1,4 +1,5 @@
 import dataclasses
+import stat
 
 import numpy as np
 import pytest
@@ -78,6 +79,13 @@ def test_the_same_texts_are_read_from_the_cache(folder, monkeypatch, cache):
     second = tokens.tokenized(dataset(), model)
     for name, array in first.x_train.items():
         np.testing.assert_array_equal(second.x_train[name], array)
+
+
+def test_the_cache_is_its_owners_alone(folder, cache):
+    tokens.tokenized(dataset(), classifier(folder))
+    assert stat.S_IMODE(cache.stat().st_mode) == 0o700
+    for file in cache.iterdir():
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
 def test_another_text_or_tokenizer_is_not(folder, cache):

@@ -556,6 +556,13 @@ class TestConfig:
             np.testing.assert_array_equal(first, second)
         assert results[0]["test_loss"] != results[1]["test_loss"]
 
+    def test_a_delta_that_is_too_large(self, tmp_path, capsys):
+        config = digits_config(delta=0.1, epsilon=None, noise_multiplier=2.0)
+        experiment.announce(config, tmp_path / "run")
+        assert (
+            "δ = 0.1 is not below 1 / n = 0.000695" in capsys.readouterr().out
+        )
+
     def test_without_noise_the_result_says_so(self, tmp_path, capsys):
         config = digits_config(epsilon=None, noise_multiplier=0.0, epochs=1)
         result = experiment.train(config, tmp_path)
@@ -647,19 +654,30 @@ class TestFlags:
     @pytest.mark.parametrize(
         "overridden, expected",
         [
-            ([], (4.0, 2.0)),
-            (["epochs"], (4.0, 2.0)),
-            (["noise_multiplier"], (4.0, None)),
-            (["epsilon"], (None, 2.0)),
-            (["epsilon", "noise_multiplier"], (4.0, 2.0)),
+            ([], (4.0, 2.0, None)),
+            (["epochs"], (4.0, 2.0, None)),
+            (["noise_multiplier"], (4.0, None, "no budget is kept: .* = 2; ")),
+            (["epsilon"], (None, 2.0, "noise is calibrated .* = 4")),
+            (["epsilon", "noise_multiplier"], (4.0, 2.0, None)),
         ],
     )
     def test_a_flag_for_the_noise_replaces_the_other(
         self, overridden, expected
     ):
         config = digits_config(noise_multiplier=4.0, epsilon=2.0)
-        config_flag.let_flags_decide(config, overridden)
-        assert (config.noise_multiplier, config.epsilon) == expected
+        said = config_flag.let_flags_decide(config, overridden)
+        *kept, displaced = expected
+        assert [config.noise_multiplier, config.epsilon] == kept
+        if displaced is None:
+            assert said is None
+        else:
+            assert re.match(displaced, said)
+
+    def test_a_flag_that_displaces_nothing_says_nothing(self):
+        config = digits_config(noise_multiplier=4.0, epsilon=None)
+        assert (
+            config_flag.let_flags_decide(config, ["noise_multiplier"]) is None
+        )
 
     @pytest.mark.parametrize(
         "field, cure",
@@ -727,6 +745,7 @@ class TestCommand:
         )
         assert done.returncode == 0, done.stderr
         told = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
+        assert "warning" not in told
         assert "noise multiplier 5.295" in told["mechanism"]
         assert told["privacy"].startswith("ε = 2 at δ = 1e-05 (RDP) after 30")
         assert re.fullmatch(

@@ -82,3 +82,20 @@ def test_workers_must_see_the_same_run(tmp_path):
         for process in processes:
             assert "a workdir that all workers share" in error_of(process)
     assert contents(tmp_path) == before
+
+
+def test_workers_must_have_the_same_config(tmp_path):
+    """Each would clip by its own, and the statement name the chief's."""
+    with workers.started(
+        2,
+        "launchers/train.py",
+        "--config=configs/digits_dpsgd.py",
+        "--config.distribution=multi_worker",
+        "--config.l2_norm_clip=1{index}",
+        f"--workdir={tmp_path / 'run'}",
+    ) as processes:
+        for index, process in enumerate(processes):
+            told = error_of(process)
+            assert "another l2_norm_clip on some of them than here" in told
+            assert f"(l2_norm_clip=1{index}.0)" in told
+    assert not (tmp_path / "run").exists()

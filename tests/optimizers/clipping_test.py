@@ -30,7 +30,7 @@ def test_norm_stays_below_the_clip_by_a_margin(clip):
 def test_clips_no_more_than_the_margin_needs(clip):
     factors = clip_factors(BOUNDS, clip).numpy()
     norms = np.sqrt(BOUNDS, dtype="float64")
-    expected = np.minimum(1.0, clip * (1 - 2.0**-10) / norms)
+    expected = np.minimum(1.0, clip * (1 - 1.25 * 2.0**-10) / norms)
     np.testing.assert_allclose(factors, expected, rtol=1e-6)
     assert (factors[norms < 0.99 * clip] == 1.0).all()
 
@@ -50,5 +50,5 @@ def test_infinite_clip_changes_nothing():
 def test_margin_grows_with_the_rows_summed_in_float32(batch_size, rows):
     factors = clip_factors(BOUNDS, 1.0, batch_size).numpy()
     clipped = np.sqrt(BOUNDS, dtype="float64") > 1.0
-    expected = (1 - rows / 128 * 2.0**-10) / np.sqrt(BOUNDS[clipped])
+    expected = (1 - (rows / 128 + 0.25) * 2.0**-10) / np.sqrt(BOUNDS[clipped])
     np.testing.assert_allclose(factors[clipped], expected, rtol=1e-6)

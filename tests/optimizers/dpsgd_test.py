@@ -337,7 +337,7 @@ class TestClippedSums:
     @pytest.mark.parametrize("share", [0.1, 1.0, 10.0, np.inf])
     def test_equal_the_definition(self, share, implementation):
         clip = float(share * np.median(self.norms))
-        factors = np.minimum(1, clip * (1 - 2.0**-10) / self.norms)
+        factors = np.minimum(1, clip * (1 - 1.25 * 2.0**-10) / self.norms)
         step = build_step(dense, "float32", implementation, clip=clip)
         keep = np.array([1, 1, 0, 1, 1, 1])
         sums, _ = step(self.x, self.t, keep)

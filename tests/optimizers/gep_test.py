@@ -84,9 +84,9 @@ def expected_gradient(rows, basis, clips, residual=True):
     return total / len(rows)
 
 
-# The margins take 2^-10 and 2^-11 of a clip; a row of which only a part is the
-# residual has more: 2^-11 of the whole, squared, against that part.
-MARGIN = 2.0**-10 + 2.0**-11 * np.max(
+# The margins take 1.25 * 2^-10 and 2^-11 of a clip; a row of which only a part
+# is the residual has more: 2^-11 of the whole, squared, against that part.
+MARGIN = 1.25 * 2.0**-10 + 2.0**-11 * np.max(
     np.sum(ROWS**2, 1) / np.sum(RESIDUALS**2, 1)
 )
 
@@ -334,7 +334,8 @@ class TestNoise:
         )
         attach(make_private(optimizer))
         key = tf.constant([1, 2], tf.int64)
-        draws = optimizer.draw_noise(key, [[5], [5, 1], [7, 1]])
+        sums = [tf.zeros(shape) for shape in ([5], [5, 1], [7, 1])]
+        draws = optimizer.add_noise(key, sums, "float32")
         assert np.unique(np.round(flat(draws), 5)).size == 17
 
     def test_without_a_multiplier_there_is_none(self):

@@ -11,15 +11,22 @@ import tensorflow as tf
 from scipy import stats
 
 from tf_dpsub.optimizers import noise
+from tf_dpsub.optimizers.grid import GridNoise, spacing
 
 # The statistics are of fixed keys: they do not fail by chance.
 KEY = tf.constant([1, 2], tf.int64)
 NUMBERS = 200_000
 
 
+def grid_noise(stddev):
+    return GridNoise(stddev, spacing(stddev, stddev, NUMBERS))
+
+
 def draw(shapes, stddevs=None, key=KEY, secure=False):
     stddevs = [1.0] * len(shapes) if stddevs is None else stddevs
-    draws = noise.gaussian(key, shapes, stddevs, secure)
+    noises = [grid_noise(stddev) if stddev else None for stddev in stddevs]
+    sums = [tf.zeros(shape) for shape in shapes]
+    draws = noise.noisy(key, sums, noises, secure)
     assert [z.shape for z in draws] == [tf.TensorShape(s) for s in shapes]
     assert {z.dtype for z in draws} == {tf.float32}
     return [z.numpy() for z in draws]
@@ -54,7 +61,7 @@ def assert_standard_normal(z, level=1e-4):
         assert stats.binom.sf(found - 1, z.size, expected) > level
 
 
-class TestGaussian:
+class TestNoisy:
     @pytest.mark.parametrize("secure", [False, True])
     def test_is_standard_normal(self, secure, system):
         (z,) = draw([[NUMBERS]], secure=secure)
@@ -82,15 +89,45 @@ class TestGaussian:
         assert draws[0] != draws[1][0]
 
     @pytest.mark.parametrize("secure", [False, True])
-    def test_shapes_of_variables(self, secure):
-        """Shapes come as `tf.TensorShape`, in a traced step too."""
-        variable = keras.Variable(np.zeros([3, 4], "float32"))
+    def test_sums_lie_on_the_grid_and_noise_is_added_exactly(self, secure):
+        own = grid_noise(1.0)
+        sums = [
+            tf.constant([3.7, -1e-9, 1e6 + 1 / 3], tf.float64),
+            tf.zeros([3], tf.float64),
+        ]
 
+        def noisy(sums):
+            return noise.noisy(KEY, sums, [own] * 2, secure, "float64")
+
+        found = noisy(sums)
+        for values in found:
+            multiples = values.numpy() / own.spacing
+            np.testing.assert_array_equal(multiples, np.round(multiples))
+        if not secure:
+            (drawn, _), (moved, _) = noisy([tf.zeros([3])] * 2), found
+            np.testing.assert_array_equal(
+                (moved - drawn) / own.spacing,
+                np.round(sums[0].numpy() / own.spacing),
+            )
+
+    @pytest.mark.parametrize("secure", [False, True])
+    def test_what_has_no_noise_is_as_it_was(self, secure):
+        values = [1 / 3, 1e-30]
+        found, _ = noise.noisy(
+            KEY,
+            [tf.constant(values), tf.zeros([2])],
+            [None, grid_noise(1.0)],
+            secure,
+        )
+        np.testing.assert_array_equal(found, np.float32(values))
+
+    @pytest.mark.parametrize("secure", [False, True])
+    def test_in_a_traced_step(self, secure):
         @tf.function
-        def traced():
-            return noise.gaussian(KEY, [variable.value.shape], [1.0], secure)
+        def traced(sums):
+            return noise.noisy(KEY, [sums], [grid_noise(1.0)], secure)
 
-        (z,) = traced()
+        (z,) = traced(tf.zeros([3, 4]))
         assert z.shape == (3, 4)
         assert np.unique(z).size == 12
 
@@ -105,63 +142,48 @@ class TestGaussian:
 
     @pytest.mark.parametrize("wrap", [lambda f: f, tf.function])
     def test_secure_noise_depends_on_no_key(self, wrap):
-        step = wrap(lambda: noise.gaussian(KEY, [[5]], [1.0], secure=True))
+        step = wrap(
+            lambda: noise.noisy(KEY, [tf.zeros([5])], [grid_noise(1.0)], True)
+        )
         (first,), (other,) = step(), step()
         assert not np.isin(first, other).any()
 
-    @pytest.mark.parametrize("bits", [0, 2**31 - 1, -(2**31)])
-    def test_two_draws_reach_beyond_the_tail_of_one(self, bits, monkeypatch):
-        """One draw of TensorFlow never exceeds 5.678."""
-
-        def equal(shape, key, *args):
-            return tf.fill(shape, tf.constant(bits, tf.int32))
-
-        monkeypatch.setattr(tf.random, "stateless_uniform", equal)
-        largest = 2**0.5 * np.sqrt(2 * 32 * np.log(2)) if bits == 0 else 0
-        # Numbers of a pair are the cosine and the sine.
-        np.testing.assert_allclose(draw([[2]])[0], [largest, 0], atol=1e-6)
-
-    def test_each_number_has_two_draws_of_its_own_bits(self, monkeypatch):
-        """Each of the four uniforms changes both numbers of a pair."""
-        generator = np.random.default_rng(0)
-        uniforms = generator.integers(-(2**31), 2**31, [4, 50], np.int32)
-        given = uniforms.copy()
-
-        def uniform(shape, key, *args):
-            assert shape == [4, 50]
-            return tf.constant(given)
-
-        monkeypatch.setattr(tf.random, "stateless_uniform", uniform)
-        (z,) = draw([[100]])
-        for k in range(4):
-            given = uniforms.copy()
-            given[k] = np.roll(given[k], 1)
-            assert not np.isclose(draw([[100]])[0], z, rtol=1e-6).any()
-
-    @pytest.mark.parametrize("is_compiled", [False, True])
-    def test_draws_in_pieces(self, is_compiled, on_cpu, monkeypatch):
+    def test_draws_in_pieces(self, on_cpu, monkeypatch):
         """No piece repeats another, whether tensors share it or fill many."""
-        monkeypatch.setattr(noise, "AT_ONCE", 1000)
         monkeypatch.setattr(noise, "PIECE", 1000)
-        monkeypatch.setattr(noise, "COMPILED", 182_397 + (not is_compiled))
+        monkeypatch.setattr(noise, "PIECES_MULTIPLE", 100)
+        monkeypatch.setattr(noise, "COMPILED", 182_397)
         shapes = [[7], [90_500], [990], [30, 30], [300, 300]]
         draws = [np.ravel(z) for z in draw(shapes)]
         for z in (*draws[1::3], np.concatenate(draws)):
             assert_standard_normal(z)
-        assert np.unique(np.concatenate(draws)).size > 0.99 * 182_397
+        assert np.unique(np.concatenate(draws)).size > 0.98 * 182_397
         pieces = np.concatenate(draws)[: 182 * 1000].reshape(182, 1000)
         correlations = np.corrcoef(pieces) - np.eye(182)
         assert np.abs(correlations).max() < 6 / np.sqrt(1000)
 
+    def test_pieces_are_of_the_sums_that_they_belong_to(
+        self, on_cpu, monkeypatch
+    ):
+        monkeypatch.setattr(noise, "PIECE", 100)
+        monkeypatch.setattr(noise, "PIECES_MULTIPLE", 10)
+        monkeypatch.setattr(noise, "COMPILED", 1)
+        sums = [tf.range(1e6, 1e6 + n) for n in (7, 100, 333)]
+        own = GridNoise(1e-3, 2.0**-30)
+        for found, s in zip(noise.noisy(KEY, sums, [own] * 3), sums):
+            np.testing.assert_allclose(found, s, rtol=0, atol=0.07)
+
     def test_only_much_noise_is_compiled(self, on_cpu, monkeypatch):
-        """For little, the memory that XLA takes is not worth its speed."""
-        monkeypatch.setattr(noise, "AT_ONCE", 10)
-        monkeypatch.setattr(noise, "PIECE", 10)
+        """For little, compiling would take longer than it saves."""
         monkeypatch.setattr(noise, "COMPILED", 100)
 
         def compiles(counts):
             step = tf.function(
-                lambda: noise.gaussian(KEY, counts, [1.0] * len(counts))
+                lambda: noise.noisy(
+                    KEY,
+                    [tf.zeros([n]) for n in counts],
+                    [grid_noise(1.0)] * len(counts),
+                )
             )
             graph = step.get_concrete_function().graph.as_graph_def()
             return any(
@@ -170,28 +192,16 @@ class TestGaussian:
                 for function in graph.library.function
             )
 
-        assert compiles([[50], [50]]) and not compiles([[50], [49]])
-
-    @pytest.mark.parametrize("bits", [0, 2**31 - 1, -(2**31)])
-    def test_two_compiled_draws_reach_beyond_the_tail_of_one(
-        self, bits, monkeypatch
-    ):
-        def equal(key, count, blocks):
-            word = tf.fill([count], tf.constant(bits, tf.int32))
-            return [(word, word)] * blocks
-
-        monkeypatch.setattr(noise, "_threefry_blocks", equal)
-        largest = 2**0.5 * np.sqrt(2 * 32 * np.log(2)) if bits == 0 else 0
-        compiled = tf.function(noise._pairs, jit_compile=True, autograph=False)
-        np.testing.assert_allclose(compiled(KEY, 1), [largest], atol=1e-6)
+        assert compiles([50, 50]) and not compiles([50, 49])
 
     def test_every_bit_of_a_compiled_piece_s_key_counts(self):
         """128 secret bits, in two words, of which neither is cut."""
         keys = np.zeros([129, 2], np.uint64)
         for k in range(128):
             keys[k + 1, k // 64] = np.uint64(1) << np.uint64(k % 64)
+        drawn = noise._compiled(grid_noise(1.0), 6, "float32")
         draws = [
-            noise._sums_of_two_by_xla(key.view(np.int64), 6).numpy()
+            drawn(key.view(np.int64), tf.zeros([6], tf.float64)).numpy()
             for key in keys
         ]
         assert np.unique(draws, axis=0).shape == (129, 6)
@@ -212,34 +222,19 @@ class TestGaussian:
             assert len(np.unique(blocks, axis=0)) == 2 * count
 
     def test_more_numbers_than_the_counter_counts(self):
+        sums = [tf.TensorSpec([2**32 + 1])]
         with pytest.raises(
             ValueError, match=r"at most 2\^32 .*, got 4,294,967,"
         ):
-            noise._pairs(KEY, 2**32 + 1)
+            noise._keys_of_one_count(KEY, [[0]], sums)
 
-    @pytest.mark.parametrize("jit_compile", [False, True])
-    def test_polynomials_are_cosine_and_sine(self, jit_compile):
-        directions = np.random.default_rng(0).integers(
-            -(2**31), 2**31, 100_000, np.int32
-        )
-        # Where a quadrant begins or ends.
-        edges = np.arange(-8, 8) * 2**28
-        directions[:48] = np.ravel([edges - 1, edges, edges + 1]).clip(-(2**31))
-        directions[48] = 2**31 - 1
-        found = tf.function(
-            noise._cosine_and_sine_by_polynomials, jit_compile=jit_compile
-        )(tf.constant(directions))
-        angle = np.pi * 2.0**-31 * directions
-        np.testing.assert_allclose(
-            found, [np.cos(angle), np.sin(angle)], rtol=0, atol=2e-7
-        )
-
-    def test_every_number_is_drawn_once_where_xla_compiles(self, monkeypatch):
+    def test_every_number_is_drawn_once_where_xla_compiles(self):
         """Of each tensor, large or small, and of each key."""
-        monkeypatch.setattr(noise, "AT_ONCE", 50)
         shapes = [[7], [101], [10, 10], [50], []]
         step = tf.function(
-            lambda key: noise.gaussian(key, shapes, [1.0] * 5),
+            lambda key: noise.noisy(
+                key, [tf.zeros(s) for s in shapes], [grid_noise(1.0)] * 5
+            ),
             jit_compile=True,
         )
         keys = [[1, 2], [2, 2], [1 + 2**32, 2], [1, 2 + 2**40], [1, 2 + 2**20]]
@@ -251,11 +246,14 @@ class TestGaussian:
         assert np.unique(np.concatenate(drawn)).size > count - 3
 
     def test_draws_as_a_whole_where_xla_compiles(self, on_cpu, monkeypatch):
-        monkeypatch.setattr(noise, "AT_ONCE", 1000)
+        monkeypatch.setattr(noise, "COMPILED", 1000)
+        monkeypatch.setattr(noise, "PIECE", 1000)
 
         def loops(jit_compile):
             step = tf.function(
-                lambda: noise.gaussian(KEY, [[NUMBERS]], [1.0]),
+                lambda: noise.noisy(
+                    KEY, [tf.zeros([NUMBERS])], [grid_noise(1.0)]
+                ),
                 jit_compile=jit_compile,
             )
             graph = step.get_concrete_function().graph
@@ -264,8 +262,8 @@ class TestGaussian:
 
         assert loops(False) and not loops(True)
 
-    def test_secure_draws_use_all_bits_of_the_system(self, monkeypatch):
-        """Four draws of 53 bits each: up to 8.57 standard deviations."""
+    def test_secure_draws_are_of_the_system(self, monkeypatch):
+        """128 bits a number; all ones choose the last entry, and its alias."""
         asked = []
 
         def ones(count):
@@ -274,13 +272,8 @@ class TestGaussian:
 
         monkeypatch.setattr(os, "urandom", ones)
         (z,) = draw([[3]], secure=True)
-        assert sum(asked) >= 3 * 4 * 8
-        # Both uniforms are 1 - 2^-53: radius sqrt(2 * 53 ln 2), angle 2 pi.
-        np.testing.assert_allclose(z, np.sqrt(2 * 53 * np.log(2)), rtol=1e-6)
-
-    def test_secure_draw_of_zeros_is_finite(self, monkeypatch):
-        monkeypatch.setattr(os, "urandom", bytes)
-        assert np.isfinite(draw([[3]], secure=True)[0]).all()
+        assert sum(asked) == 3 * 16
+        assert np.isfinite(z).all() and np.unique(z).size == 1
 
 
 def advanced(key, steps):

@@ -56,7 +56,7 @@ def pdpsgd(subspace=None, **arguments):
 
 def clipped_sum(rows=ROWS, clip=CLIP):
     norms = np.linalg.norm(rows, axis=1)
-    factors = np.minimum(1, clip * (1 - 2.0**-10) / norms)
+    factors = np.minimum(1, clip * (1 - 1.25 * 2.0**-10) / norms)
     return factors @ rows
 
 

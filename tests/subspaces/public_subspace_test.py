@@ -370,8 +370,7 @@ class TestRefresh:
 
     @pytest.mark.slow
     @pytest.mark.parametrize("jit_compile", [False, True])
-    def test_of_a_model_that_runs_one_example_at_a_time(self, jit_compile):
-        """Its loop does not compile; what DP-SGD trains, this does too."""
+    def test_of_a_model_with_a_loop(self, jit_compile):
         plain = keras.Sequential(
             [
                 keras.Input((PARAMETERS,)),

@@ -6,6 +6,7 @@ with a path it is also written ahead of the steps, so that a crash does not.
 """
 
 import dataclasses
+import hashlib
 import json
 import math
 import operator
@@ -14,6 +15,7 @@ import uuid
 
 import dp_accounting
 
+from tf_dpsub import files
 from tf_dpsub.accounting import accountants
 
 SAMPLERS = ("poisson", "batches")
@@ -234,6 +236,9 @@ class PrivacyLedger:
     Formal guarantees: `epsilon` composes every segment, adaptively, hence holds
     for the weights after every step. Merging takes the larger count of a
     segment that both sides have and adds all others: it never lowers epsilon.
+    What two sides describe differently is refused. The text of a ledger ends
+    with a SHA-256 of its entries: one that was damaged is refused, one that
+    was forged is not.
 
     Args:
         path: str or `os.PathLike`, file to write ahead to, usually in a run's
@@ -309,6 +314,11 @@ class PrivacyLedger:
         """Total number of steps."""
         return sum(segment.steps for segment in self._segments)
 
+    def create(self):
+        """Writes the file, without any step, unless there is one."""
+        if self._path is not None and self._on_disk is None:
+            self._write()
+
     def charge(
         self, entry, steps: int = 1, epochs: int = 0, planned: int | None = None
     ):
@@ -364,16 +374,28 @@ class PrivacyLedger:
 
         Args:
             other: `PrivacyLedger`, e.g. of a checkpoint.
+
+        Raises:
+            ValueError: If both describe the same steps, but not alike. Nothing
+                is taken over then.
         """
         mine = {segment.name: segment for segment in self._segments}
+        for theirs in other._segments:
+            if theirs.name in mine:
+                _require_alike(mine[theirs.name], theirs)
+        grows = False
         for theirs in other._segments:
             segment = mine.get(theirs.name)
             if segment is None:
                 self._segments.append(dataclasses.replace(theirs))
-            else:
-                segment.steps = max(segment.steps, theirs.steps)
-                segment.epochs = max(segment.epochs, theirs.epochs)
-        if self._path is not None:
+                grows = True
+                continue
+            grows |= (
+                theirs.steps > segment.steps or theirs.epochs > segment.epochs
+            )
+            segment.steps = max(segment.steps, theirs.steps)
+            segment.epochs = max(segment.epochs, theirs.epochs)
+        if grows and self._path is not None:
             self._write(ahead=(self._reserved_steps, self._reserved_epochs))
 
     def epsilon(self, delta: float, accountant: str = "rdp") -> float:
@@ -572,25 +594,9 @@ class PrivacyLedger:
                 "steps would be lost. Give each run a folder of its own."
             )
         data = _encode(self._segments_with(ahead)).encode()
-        folder = os.path.dirname(os.path.abspath(self._path))
-        os.makedirs(folder, exist_ok=True)
-        scratch = f"{self._path}.{os.getpid()}.tmp"
-        try:
-            with open(scratch, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(scratch, self._path)
-        except BaseException:
-            if os.path.exists(scratch):
-                os.remove(scratch)
-            raise
+        files.make_folder(os.path.dirname(os.path.abspath(self._path)))
+        files.write_bytes(self._path, data)
         self._on_disk = data
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
         self._reserved_steps, self._reserved_epochs = ahead
 
 
@@ -625,6 +631,29 @@ def _extends(entry, other):
     )
 
 
+def _require_alike(segment, other):
+    """Refuses two accounts of the same steps of which one must be wrong."""
+    changes = [
+        f"{field.name} is {getattr(segment.described, field.name)!r} in one "
+        f"and {getattr(other.described, field.name)!r} in the other"
+        for field in dataclasses.fields(LedgerEntry)
+        if getattr(segment.described, field.name)
+        != getattr(other.described, field.name)
+    ]
+    # Steps that began before any epoch never count by epochs.
+    if segment.described.each_example_once_per_epoch and any(
+        a.steps > 0 and a.epochs == 0 < b.epochs
+        for a, b in ((segment, other), (other, segment))
+    ):
+        changes.append("one counts steps and the other epochs")
+    if changes:
+        raise ValueError(
+            "Expected two ledgers to describe the same steps alike, got "
+            f"others: {'; '.join(changes)}. One of them was changed: restore "
+            "it."
+        )
+
+
 def _encode(segments):
     entries = []
     for segment in segments:
@@ -634,11 +663,20 @@ def _encode(segments):
         if math.isinf(segment.described.l2_norm_clip):
             fields["l2_norm_clip"] = "inf"
         entries.append({"name": segment.name, **fields})
-    return json.dumps(
-        {"format": _FORMAT, "version": _VERSION, "entries": entries},
-        indent=2,
-        allow_nan=False,
+    content = {
+        "format": _FORMAT,
+        "version": _VERSION,
+        "entries": entries,
+        "sha256": _digest(entries),
+    }
+    return json.dumps(content, indent=2, allow_nan=False)
+
+
+def _digest(entries):
+    text = json.dumps(
+        entries, sort_keys=True, separators=(",", ":"), allow_nan=False
     )
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _decode(text):
@@ -648,6 +686,14 @@ def _decode(text):
             raise ValueError(
                 f"it says {content['format']!r}, version {content['version']}"
             )
+        more = content.keys() - {"format", "version", "entries", "sha256"}
+        if more:
+            raise ValueError(f"it has {sorted(more)}")
+        # Ledgers of earlier versions have none.
+        if "sha256" in content and content["sha256"] != _digest(
+            content["entries"]
+        ):
+            raise ValueError("its entries are not those of its SHA-256")
         segments = [_decode_segment(fields) for fields in content["entries"]]
         if len({segment.name for segment in segments}) < len(segments):
             raise ValueError("two entries have the same name")

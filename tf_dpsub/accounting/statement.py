@@ -3,6 +3,7 @@
 import decimal
 import math
 import textwrap
+from collections.abc import Sequence
 
 from tf_dpsub.accounting import accountants
 
@@ -35,6 +36,11 @@ _SINCE = (
     "of the checkpoints loaded into it. Earlier training of its weights, and "
     "other models trained on the same data, are not counted."
 )
+_CHANGED = (
+    "WARNING: the weights were changed after the last private step, by plain "
+    "training or otherwise. ε covers them as the private steps left them, and "
+    "what is computed from those alone: not what they were taught since."
+)
 _UNAMPLIFIED = "without amplification by sampling"
 _POISSON = (
     "Poisson sampling: every step drew each of the {examples} examples "
@@ -43,9 +49,10 @@ _POISSON = (
 )
 _BATCHES = (
     "The batches were the user's own, so no amplification by sampling is "
-    "claimed. Assumed: each example is at most once in a batch, and neither "
-    "the order nor the membership nor the padded length of the batches depends "
-    "on any one example."
+    "claimed. Assumed: each example is at most once in a batch; neither the "
+    "order nor the membership nor the padded length of the batches depends on "
+    "any one example; and each row depends on its own example alone, so that "
+    "no `map` of whole batches mixes or standardises their rows."
 )
 _ONCE = (
     " The user states that each example is at most once in an epoch; {epochs} "
@@ -59,6 +66,8 @@ def statement(
     delta: float,
     model_name: str | None = None,
     accountant: str = "rdp",
+    weights_were_changed: bool = False,
+    uncovered: Sequence[str] = (),
 ) -> str:
     """Describes what a ledger has counted, for a reader of the result.
 
@@ -68,6 +77,10 @@ def statement(
         model_name: str. Defaults to `None`, without a name.
         accountant: str, `"rdp"` or `"pld"`, which of them the first sentence
             quotes; figures of both follow. Defaults to `"rdp"`.
+        weights_were_changed: bool, whether the weights are no longer those that
+            the last step left. Defaults to `False`.
+        uncovered: sequence of string, nouns: what ε does not cover, beside what
+            the ledger says. Defaults to `()`.
 
     Returns:
         A str, lines of at most 80 characters. Every ε is rounded up.
@@ -87,7 +100,9 @@ def statement(
     entries = ledger.entries
     epsilon = ledger.epsilon(delta, accountant)
     blocks = [title, _wrap(_claim(entries, epsilon, delta, accountant))]
-    blocks += [_wrap(text) for text in _warnings(entries, delta)]
+    blocks += [_wrap(text) for text in _warnings(entries, delta, uncovered)]
+    if weights_were_changed:
+        blocks.append(_wrap(_CHANGED))
     if entries and math.isfinite(epsilon):
         blocks.append(_table(ledger, delta))
     blocks += [_wrap(_mechanism(entry)) for entry in entries]
@@ -155,7 +170,7 @@ def _sampling(entries):
     return " and ".join(ways)
 
 
-def _warnings(entries, delta):
+def _warnings(entries, delta, uncovered):
     known = [entry.examples for entry in entries if entry.examples is not None]
     if known and delta >= 1 / max(known):
         yield (
@@ -173,7 +188,9 @@ def _warnings(entries, delta):
             "WARNING: a callback was allowed to steer the run by private "
             "results. ε does not cover that selection."
         )
-    uncovered = dict.fromkeys(u for entry in entries for u in entry.uncovered)
+    uncovered = dict.fromkeys(
+        [*(u for entry in entries for u in entry.uncovered), *uncovered]
+    )
     if uncovered:
         yield f"WARNING: ε does not cover {'; nor '.join(uncovered)}."
 

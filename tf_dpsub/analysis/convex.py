@@ -39,7 +39,8 @@ def averaged_sgd(
     these steps. That G bounds gradients is for the caller to know; a gradient
     that is larger is scaled down to it, and one that is not finite is left out.
     With a `seed` noise can be predicted: no guarantee holds against who knows
-    it.
+    it. It is for studies: the guarantee is that of real numbers, and not of
+    NumPy's float64 noise, whose low bits may tell what it was added to.
 
     Args:
         gradient: function of an iterate `[d]` and the number of an example,

@@ -8,6 +8,7 @@ import pathlib
 
 import numpy as np
 
+from tf_dpsub import files
 from tf_dpsub.checks import check_count
 
 _ROWS, _DESCRIPTION = "gradients.bin", "gradients.json"
@@ -114,14 +115,14 @@ class GradientStore:
                 )
             store.max_bytes = max_bytes
             return store
-        folder.mkdir(parents=True, exist_ok=True)
+        files.make_folder(folder)
         description = {
             "variables": _described(variables),
             "dtype": dtype,
             "max_bytes": max_bytes,
         }
-        (folder / _DESCRIPTION).write_text(
-            json.dumps(description, indent=2) + "\n", "utf-8"
+        files.write_text(
+            folder / _DESCRIPTION, json.dumps(description, indent=2) + "\n"
         )
         return cls(folder)
 
@@ -205,7 +206,8 @@ class GradientStore:
         complete = len(self) * self._record.itemsize
         try:
             # Over what a write that failed may have left.
-            with open(self._file, "r+b" if complete else "wb") as file:
+            mode = "r+b" if complete else "wb"
+            with open(self._file, mode, opener=files.opener) as file:
                 file.seek(complete)
                 file.write(record.tobytes())
                 file.flush()

@@ -131,6 +131,8 @@ class SignalMeter:
         self._means = tf.function(
             self._traced_means, autograph=False, jit_compile=step.is_compiled
         )
+        # Layers may get carriers later, which are no weights of this model.
+        self._means.get_concrete_function(self._batches[0])
 
     def prepare(self):
         """Refreshes the public state of the mechanisms."""

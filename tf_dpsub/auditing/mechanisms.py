@@ -138,6 +138,7 @@ class MechanismAudit:
         self._claims = claims(self.optimizer, len(shapes))
         self._many = tf.function(self._traced_steps, autograph=False)
         self._scores = tf.function(self._traced_scores, autograph=False)
+        self._low_bits = tf.function(self._traced_low_bits, autograph=False)
         self._sums = tf.function(self._traced_sums, autograph=False)
         self._ascent = tf.function(self._traced_ascent, autograph=False)
 
@@ -276,6 +277,19 @@ class MechanismAudit:
             return [tf.math.divide_no_nan(score, size)], [size]
 
         return self._repeated(step, [1, 1], steps)
+
+    def _traced_low_bits(self, data, with_it, without, steps):
+        def step():
+            self.optimizer.prepare(self._model)
+            sums = [self._traced_sums(d) for d in (with_it, without)]
+            noisy = _flat(self._noisy_sums(data))
+            refuted = [
+                tf.math.count_nonzero(~_is_reachable(noisy, s), dtype="float32")
+                for s in sums
+            ]
+            return [[refuted[1] - refuted[0]]]
+
+        return self._repeated(step, [1], steps)
 
     def _repeated(self, step, sizes, steps):
         """Stacks what so many steps return, each from the start."""
@@ -480,13 +494,7 @@ class MechanismAudit:
             List of one `Finding`.
         """
         batch = self.canary()
-        claimed = tf_dpsub.accounting.epsilon(
-            noise_multiplier=self.optimizer.effective_noise_multiplier,
-            sampling_rate=1.0,
-            steps=1,
-            delta=delta,
-            accountant="pld",
-        )
+        claimed = self._claimed_epsilon(delta)
         (inside, shifts), (outside, _) = (
             self.scores(batch, runs, rows)
             for rows in (None, self.batch_size - 1)
@@ -511,6 +519,63 @@ class MechanismAudit:
                 f"{claimed:.3f} claimed, at δ = {delta:g}.",
             )
         ]
+
+    def check_low_bits(
+        self, *, delta: float = 1e-5, runs: int = 500, confidence: float = 0.999
+    ) -> list:
+        """Whether low bits of what is released tell what noise was added to.
+
+        As `check_epsilon`, by an attacker who knows both sums that are
+        possible, and asks of each number that is released whether any float32
+        noise makes it of the one sum, and of the other.
+
+        Args:
+            delta: float. Defaults to `1e-5`.
+            runs: int, of each kind. Defaults to `500`.
+            confidence: float, of the bound. Defaults to `0.999`.
+
+        Returns:
+            List of one `Finding`.
+
+        Reference:
+            - [Mironov, 2012](https://doi.org/10.1145/2382196.2382264)
+        """
+        batch = self.random(np.random.default_rng(0))
+        with_it, without = (
+            self._batch(batch, rows) for rows in (None, self.batch_size - 1)
+        )
+        inside, outside = (
+            self._low_bits(data, with_it, without, tf.constant(runs))[0].numpy()
+            for data in (with_it, without)
+        )
+        claimed = self._claimed_epsilon(delta)
+        bound = epsilon_of_rates(
+            int(np.sum(inside > 0)),
+            runs,
+            int(np.sum(outside > 0)),
+            runs,
+            delta=delta,
+            confidence=confidence,
+        )
+        return [
+            Finding(
+                check="low bits",
+                passed=bound <= claimed,
+                value=bound,
+                detail=f"By low bits an attacker proves ε ≥ {bound:.3f}, of "
+                f"ε = {claimed:.3f} claimed, at δ = {delta:g}.",
+            )
+        ]
+
+    def _claimed_epsilon(self, delta):
+        """Of one step on a batch that is given."""
+        return tf_dpsub.accounting.epsilon(
+            noise_multiplier=self.optimizer.effective_noise_multiplier,
+            sampling_rate=1.0,
+            steps=1,
+            delta=delta,
+            accountant="pld",
+        )
 
     def canary(self, tries=100, seed=0):
         """A batch with one huge gradient, of its last example.
@@ -551,6 +616,7 @@ class MechanismAudit:
             *self.check_divisor(steps),
             *self.check_sensitivity(cases),
             *self.check_epsilon(runs=runs),
+            *self.check_low_bits(runs=max(1, runs // 2)),
         ]
 
 
@@ -586,6 +652,20 @@ def _sq_norms(x, y):
         np.split(y, np.cumsum(_OUTPUTS)[:-1], 1),
     )
     return sum((a**2).sum(1) * (b**2).sum(1) for a, b in parts)
+
+
+def _is_reachable(noisy, sums):
+    """Whether a float32 number added to a sum rounds to the noisy one."""
+    sums = tf.concat(
+        [tf.reshape(tf.cast(s, tf.float64), [-1]) for s in sums], 0
+    )
+    nearest = tf.cast(tf.cast(noisy, tf.float64) - sums, tf.float32)
+    reached = tf.zeros_like(noisy, tf.bool)
+    for towards in (-math.inf, nearest, math.inf):
+        noise = tf.math.nextafter(nearest, tf.zeros_like(nearest) + towards)
+        made = tf.cast(sums + tf.cast(noise, tf.float64), tf.float32)
+        reached |= made == noisy
+    return reached
 
 
 def _flat(tensors):

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import os
 import pathlib
 
 import keras
@@ -10,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 from keras import tree
 
+from tf_dpsub import files
 from tf_dpsub.data import overlap
 
 # Examples whose gradients are computed at a time, and columns of them that are
@@ -113,10 +113,7 @@ class GradientRecorder(keras.callbacks.Callback):
         """
         if not self.model.distribute_strategy.extended.should_checkpoint:
             return
-        path = path or self._path
-        incomplete = path.with_name(f"{path.name}.incomplete")
-        incomplete.write_bytes(content)
-        os.replace(incomplete, path)
+        files.write_bytes(path or self._path, content)
 
 
 class ProjectionErrorRecorder(GradientRecorder):
@@ -130,7 +127,7 @@ class ProjectionErrorRecorder(GradientRecorder):
     Formal guarantees: nothing private is read. Examples that are found in the
     private set raise.
 
-    Args: as above.
+    Args: as `GradientRecorder`.
 
     Raises:
         ValueError: in `fit`, if the optimizer has no subspace.
@@ -192,7 +189,7 @@ class SpectrumRecorder(GradientRecorder):
     Formal guarantees: nothing private is read. Examples that are found in the
     private set raise: `PrivateSpectrumRecorder` is for these.
 
-    Args: as above.
+    Args: as `GradientRecorder`.
         eigenvalues: int, how many to write. Defaults to `500`.
 
     Reference:
@@ -240,6 +237,8 @@ class PrivateSpectrumRecorder(SpectrumRecorder):
     Formal guarantees: none. What is written is computed from private data
     without noise, and no epsilon covers it. The privacy statement of the model
     says so.
+
+    Args: as `SpectrumRecorder`.
     """
 
     _reads_private_gradients = True

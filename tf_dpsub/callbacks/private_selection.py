@@ -3,6 +3,8 @@
 import keras
 from keras.src.callbacks.monitor_callback import MonitorCallback
 
+from tf_dpsub.data import overlap
+
 _CURE = (
     "Pass public data, `fit(..., validation_data=..., "
     "validation_data_is_public=True)` without validation_split, and monitor a "
@@ -29,9 +31,8 @@ def reads_private_results(callbacks, validation_data_is_public: bool) -> list:
     Returns:
         List of strings, such as `"EarlyStopping(monitor='loss')"`.
     """
-    callbacks = getattr(callbacks, "callbacks", callbacks) or []
     found = []
-    for callback in keras.tree.flatten(callbacks):
+    for callback in all_of(callbacks):
         name = type(callback).__name__
         if isinstance(callback, keras.callbacks.TerminateOnNaN):
             found.append(name)
@@ -51,6 +52,68 @@ def reads_private_results(callbacks, validation_data_is_public: bool) -> list:
             ):
                 found.append(f"{name}(monitor={monitor!r})")
     return found
+
+
+def all_of(callbacks) -> list:
+    """Every callback, those that other callbacks hold among them.
+
+    Args: as `reads_private_results`.
+
+    Returns:
+        List of `keras.callbacks.Callback`.
+    """
+    found, seen, waiting = [], set(), [callbacks]
+    while waiting:
+        one = waiting.pop(0)
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, keras.callbacks.Callback):
+            found.append(one)
+            waiting += vars(one).values()
+        elif isinstance(one, dict):
+            waiting += one.values()
+        elif isinstance(one, (list, tuple)):
+            waiting += one
+    return found
+
+
+def compared_validation(validation_data, private, allow_private: bool):
+    """Compares validation data that callbacks decide by with the private ones.
+
+    Formal guarantees: what a callback decides by private examples is not
+    covered, whatever they are called. Inputs that equal each other are found;
+    whether the others are public is for the user to know.
+
+    Args:
+        validation_data: as `keras.Model.fit` takes it.
+        private: private inputs, as `overlap.count_common` takes them; None
+            where they cannot be compared.
+        allow_private: bool, whether private examples may be among them.
+
+    Returns:
+        string, what the statement has to take as public, and whether private
+        examples are among them.
+
+    Raises:
+        ValueError: if they are, and may not be.
+    """
+    public = overlap.inputs_of(validation_data)
+    if public is None or private is None:
+        return "the validation data that callbacks decide by, unchecked", False
+    if not overlap.count_common(public, private):
+        return (
+            "the validation data that callbacks decide by (none of them equals "
+            "a private example)"
+        ), False
+    if allow_private:
+        return "the other validation data that callbacks decide by", True
+    raise ValueError(
+        "Expected validation data that are public, got some of the private "
+        "examples among them: callbacks would decide by these. Take them out "
+        "of either, or pass `allow_private_selection=True`: the statement then "
+        "says that epsilon does not cover the selection."
+    )
 
 
 def _objectives(callback):

@@ -1,7 +1,15 @@
 """Batches that the user gives, in the form that a private step takes."""
 
+import math
+
 import tensorflow as tf
+from absl import logging
 from keras import tree
+
+from tf_dpsub import accounting
+
+# Figures of a warning are for this one.
+_DELTA = 1e-5
 
 
 def named(x, y=None, sample_weight=None):
@@ -78,3 +86,50 @@ def microbatch_spec(spec, size):
             "with `tf.ensure_shape`."
         )
     return tf.TensorSpec([size, *spec.shape[1:]], spec.dtype)
+
+
+def warn_of_cost(dataset, optimizer, steps: int):
+    """Says what batches cost that were not drawn by `PoissonBatches`.
+
+    Args:
+        dataset: `tf.data.Dataset` of batches.
+        optimizer: private optimizer.
+        steps: int, planned; 0 if not known.
+    """
+    sizes = {spec.shape[0] for spec in tree.flatten(dataset.element_spec)}
+    sizes -= {None, optimizer.batch_size}
+    also = ""
+    if sizes:
+        also = (
+            f" Its batches have {min(sizes)} examples, and sums are divided by "
+            f"batch_size={optimizer.batch_size}."
+        )
+    batches = cardinality(dataset)
+    noise_multiplier = optimizer.effective_noise_multiplier
+    if batches and steps > 0 and 0 < noise_multiplier < math.inf:
+        # Its last batch may be smaller.
+        examples = batches * min(sizes, default=optimizer.batch_size)
+        given, drawn = (
+            accounting.epsilon(
+                noise_multiplier=noise_multiplier,
+                sampling_rate=rate,
+                steps=steps,
+                delta=_DELTA,
+            )
+            for rate in (1.0, min(1.0, optimizer.batch_size / examples))
+        )
+        cost = (
+            f"these {steps} steps cost epsilon = {given:.3g} at delta = "
+            f"{_DELTA:.0e}, and {drawn:.3g} if each step drew its batch from "
+            f"the about {examples:,} examples"
+        )
+    else:
+        cost = "epsilon is much larger than if each step drew its batch"
+    logging.warning(
+        "Batches of a dataset are accounted for without amplification by "
+        "sampling: %s. `fit` draws from arrays, and from "
+        "`tf_dpsub.data.PoissonBatches(rows, map=...)`, whose `map` decodes "
+        "and augments each row anew.%s",
+        cost,
+        also,
+    )

@@ -3,6 +3,7 @@
 import hashlib
 
 import numpy as np
+import tensorflow as tf
 from keras import tree
 
 # Examples that are read at a time.
@@ -16,7 +17,9 @@ def count_common(public, private) -> int:
     sees: `uint8` images equal their `float32` copies.
 
     Args:
-        public: structure of arrays whose axis 0 is the example.
+        public: structure of arrays whose axis 0 is the example; or a function
+            of a number of rows, which gives such structures of so many rows
+            each.
         private: the same.
 
     Returns:
@@ -27,14 +30,40 @@ def count_common(public, private) -> int:
 
 
 def _hashes(inputs):
-    parts = tree.flatten(inputs)
-    for start in range(0, len(parts[0]), _ROWS):
-        chunks = [_canonical(part[start : start + _ROWS]) for part in parts]
-        for row in zip(*chunks):
+    for chunk in inputs(_ROWS) if callable(inputs) else _chunks(inputs):
+        for row in zip(*map(_canonical, tree.flatten(chunk))):
             digest = hashlib.blake2b(digest_size=16)
             for value in row:
                 digest.update(value)
             yield digest.digest()
+
+
+def _chunks(inputs):
+    for start in range(0, len(tree.flatten(inputs)[0]), _ROWS):
+        yield tree.map_structure(
+            lambda part: part[start : start + _ROWS], inputs
+        )
+
+
+def inputs_of(data):
+    """The inputs of data that Keras evaluates a model on.
+
+    Args:
+        data: tuple of `x`, and perhaps `y` and weights; `tf.data.Dataset` of
+            batches of them; or another source of such batches.
+
+    Returns:
+        What `count_common` takes; None where the batches cannot be read twice.
+    """
+    if isinstance(data, (tuple, list)):
+        return data[0]
+    if isinstance(data, tf.data.Dataset):
+        # Several inputs are a tuple in the first place of an element.
+        return lambda _: (
+            element[0] if isinstance(element, tuple) else element
+            for element in data
+        )
+    return None
 
 
 def _canonical(chunk):

@@ -4,6 +4,8 @@ import collections
 import itertools
 import math
 import secrets
+import weakref
+from collections.abc import Callable
 
 import keras
 import numpy as np
@@ -11,6 +13,7 @@ import tensorflow as tf
 from scipy import stats
 
 from tf_dpsub.checks import is_int
+from tf_dpsub.data import row_maps, row_sources
 
 # Probability that a draw needs more rows than the capacity. Such a draw is
 # padded to a multiple of it: this number steers speed and memory only.
@@ -46,13 +49,24 @@ class PoissonBatches:
             whole); or a random-access source: an object with `__len__` and
             `__getitem__(indices)`, which takes ascending, distinct indices
             (`np.ndarray` of int64) and returns the batch of these examples
-            as `x`, `(x, y)` or `(x, y, sample_weight)`.
+            as `x`, `(x, y)` or `(x, y, sample_weight)`. Where it takes no
+            array, it is asked for one row at a time, by an int. A
+            `tf.data.Dataset` of rows is one too, if TensorFlow can read it by
+            index; and a `keras.utils.PyDataset`, of which each batch is read
+            that holds a drawn row, and no method called at the end of epochs.
         y: targets, a structure of arrays, or `None`. Must be `None` if `x` is
             a source. Defaults to `None`.
         sample_weight: weights, a structure of arrays, or `None`. Must be
             `None` if `x` is a source. Defaults to `None`.
         batch_size: int, the expected number of examples in a batch, at most
             the number of examples.
+        map: function of the tensors of one row, as the source gives it: `x`,
+            `(x, y)` or `(x, y, sample_weight)`, without a batch axis. It
+            decodes or augments the row each time that it is drawn, and
+            returns what the model is to see of it. Random layers of Keras are
+            seeded anew for each row; an argument named `seed`, int64 of shape
+            `[2]`, is for TensorFlow's stateless functions. Defaults to
+            `None`.
         seed: int or `None`. Fixes the draws, for experiments: two objects
             with the same seed draw the same batches. Each further iteration
             over the same object draws new ones. Defaults to `None`, fresh
@@ -65,13 +79,18 @@ class PoissonBatches:
         steps_per_epoch: int, `ceil(n / batch_size)`.
         seed: int or `None`, as given.
         inputs: structure of arrays, the inputs of all examples; `None` for a
-            source.
+            source, or where `map` makes others of them.
+        comparable_inputs: the inputs as `overlap.count_common` takes them, also
+            of a source; `None` where `map` makes others of them.
+        assumptions: tuple of strings, what the privacy statement has to take
+            as given.
 
     Raises:
         ValueError: if there are no examples, if `x`, `y` and `sample_weight`
             are not arrays of one length, if `batch_size` is not between 1 and
             the number of examples, if `y` or `sample_weight` is given with a
-            source, or if `seed` is not a non-negative int.
+            source, if `map` keeps a state, draws without a seed or returns
+            tensors of unknown shape, or if `seed` is not a non-negative int.
 
     Example:
 
@@ -79,6 +98,15 @@ class PoissonBatches:
     batches = tf_dpsub.data.PoissonBatches(x, y, batch_size=250)
     for batch in batches.dataset(multiple_of=64).take(3):
         print(batch["x"].shape, int(tf.reduce_sum(batch["real"])))
+    ```
+
+    Images that are flipped anew each time they are drawn:
+
+    ```python
+    def augment(image, label, seed):
+        return tf.image.stateless_random_flip_left_right(image, seed), label
+
+    batches = tf_dpsub.data.PoissonBatches(x, y, batch_size=250, map=augment)
     ```
     """
 
@@ -89,6 +117,7 @@ class PoissonBatches:
         sample_weight=None,
         *,
         batch_size: int,
+        map: Callable | None = None,
         seed: int | None = None,
     ):
         if _is_source(x):
@@ -99,14 +128,16 @@ class PoissonBatches:
                     "targets or weights beside it. Let the source return "
                     "(x, y) or (x, y, sample_weight)."
                 )
+            x = row_sources.as_source(x)
             self.examples = len(x)
             self.inputs = None
             read = _source_reader(x)
+            self.comparable_inputs = _chunks(read, self.examples)
         else:
             parts = _named_parts(x, y, sample_weight)
             arrays = {k: _checked_arrays(k, v) for k, v in parts.items()}
             self.examples = _common_length(arrays)
-            self.inputs = arrays["x"]
+            self.inputs = self.comparable_inputs = arrays["x"]
             read = _memory_map_reader(arrays)
         self.batch_size = _checked_batch_size(batch_size, self.examples)
         self.sampling_rate = self.batch_size / self.examples
@@ -118,6 +149,11 @@ class PoissonBatches:
         self._gather = (
             _tensor_gather(arrays) if read is None else _numpy_gather(read)
         )
+        self.assumptions = getattr(x, "assumptions", ())
+        self._map = None
+        if map is not None:
+            self._map = row_maps.RowMap(map, self._gather)
+            self.inputs = self.comparable_inputs = None
 
     def capacity(self, multiple_of: int = 1, replicas: int = 1) -> int:
         """Rows to which the batches of one replica are padded.
@@ -184,16 +220,20 @@ class PoissonBatches:
 
         def indices(key):
             def draw(step):
-                drawn = _draw(own, self.sampling_rate, key, step, chunk)
-                return index + replicas * drawn  # [drawn]
+                drawn = _draw(own, self.sampling_rate, key[:2], step, chunk)
+                # [drawn], and what the draws of `map` follow from
+                return index + replicas * drawn, (key[2:], step)
 
             return tf.data.Dataset.counter(dtype=tf.int64).map(draw)
 
-        def batch(indices):
+        def batch(indices, key):
             drawn = tf.size(indices)
             passes = tf.maximum(1, -(-drawn // capacity))
             padding = passes * capacity - drawn
-            parts = self._gather(indices) | {"real": tf.ones([drawn])}
+            parts = self._gather(indices)
+            if self._map is not None:
+                parts = self._map(parts, indices, _of_step(*key))
+            parts = parts | {"real": tf.ones([drawn])}
             return {
                 name: keras.tree.map_structure(
                     lambda rows: _pad(_cast(name, rows), padding), part
@@ -214,18 +254,22 @@ class PoissonBatches:
         slower, and can block a process that exits while tf.data prefetches.
         """
 
+        numbers = 2 if self._map is None else 4
+        # TensorFlow keeps the function for ever: it must not hold the data.
+        seed, iterators = self.seed, self._iterators
+
         def fresh_key():
-            if self.seed is None:
-                return np.frombuffer(secrets.token_bytes(16), np.int64)
-            iterator = next(self._iterators[index, replicas])
+            if seed is None:
+                return np.frombuffer(secrets.token_bytes(8 * numbers), np.int64)
+            iterator = next(iterators[index, replicas])
             sequence = np.random.SeedSequence(
-                self.seed, spawn_key=(index, replicas, iterator)
+                seed, spawn_key=(index, replicas, iterator)
             )
-            return sequence.generate_state(2, np.uint64).view(np.int64)
+            return sequence.generate_state(numbers, np.uint64).view(np.int64)
 
         def key(_):
             return tf.ensure_shape(
-                tf.numpy_function(fresh_key, [], tf.int64), [2]
+                tf.numpy_function(fresh_key, [], tf.int64), [numbers]
             )
 
         return tf.data.Dataset.range(1).map(key)
@@ -261,6 +305,12 @@ def _draw(examples, rate, key, step, chunk):
     return tf.cast(drawn, tf.int64)
 
 
+def _of_step(key, step):
+    """The key of a step, `[2]`, from that of an iterator."""
+    seed = key + tf.stack([tf.constant(0, tf.int64), step])
+    return tf.random.stateless_uniform([2], seed, None, None, tf.int64)
+
+
 def _checked_batch_size(batch_size, examples):
     if examples < 1:
         raise ValueError("Expected at least one example, got empty data.")
@@ -281,8 +331,9 @@ def _is_array(value):
 
 
 def _is_source(x):
-    ready_batches = isinstance(x, (keras.utils.PyDataset, str, bytes))
-    if ready_batches or _is_array(x) or tf.is_tensor(x):
+    if isinstance(x, (keras.utils.PyDataset, tf.data.Dataset)):
+        return True
+    if isinstance(x, (str, bytes)) or _is_array(x) or tf.is_tensor(x):
         return False
     if keras.tree.is_nested(x):
         return False
@@ -314,11 +365,12 @@ def _checked_arrays(name, part):
         if not _is_array(array) or len(array.shape) == 0:
             raise ValueError(
                 f"Expected {name} to be made of arrays whose first axis counts "
-                f"the examples, got {array!r:.80} of type "
-                f"{type(array).__name__}. Give NumPy arrays, dense tensors, "
-                "memory maps, or as x a random-access source; a "
-                "tf.data.Dataset or PyDataset of ready batches cannot be "
-                "Poisson-sampled."
+                f"the examples, got a {type(array).__name__}. Make arrays of "
+                "lists by `numpy.asarray`. Give NumPy arrays, dense tensors or "
+                "memory maps; or as x an object with `__len__` and "
+                "`__getitem__`, of which rows can be drawn, not those of a "
+                "generator. `PoissonBatches(rows, map=...)` decodes and "
+                "augments each row when it is drawn."
             )
         return array if tf.is_tensor(array) else np.asanyarray(array)
 
@@ -342,6 +394,14 @@ def _common_length(parts):
 def _source_reader(source):
     return lambda indices: _named_parts(
         *keras.utils.unpack_x_y_sample_weight(source[indices])
+    )
+
+
+def _chunks(read, examples):
+    """A function that reads the inputs of all examples, so many at a time."""
+    return lambda rows: (
+        read(np.arange(start, min(start + rows, examples)))["x"]
+        for start in range(0, examples, rows)
     )
 
 
@@ -390,13 +450,25 @@ def _numpy_gather(read):
 
     def gather(indices):
         leaves = tf.numpy_function(
-            read_leaves, [indices], [dtype for _, dtype in row_specs]
+            _held_weakly(read_leaves),
+            [indices],
+            [dtype for _, dtype in row_specs],
         )
         for leaf, (shape, _) in zip(leaves, row_specs, strict=True):
             leaf.set_shape([None, *shape])
         return keras.tree.pack_sequence_as(first, leaves)
 
     return gather
+
+
+def _held_weakly(function):
+    """A function for TensorFlow, which keeps it for ever.
+
+    The dataset holds the one that it stands for, with all data, as long as it
+    is needed.
+    """
+    reference = weakref.ref(function)
+    return lambda *arguments: reference()(*arguments)
 
 
 def _row_spec(rows):

@@ -7,6 +7,8 @@ import tensorflow as tf
 from tf_dpsub.gradients.graph import (
     GraphGradients,
     MixesExamples,
+    ReadsState,
+    Sources,
     Unproven,
     UpdatesState,
 )
@@ -23,6 +25,7 @@ def per_example_gradients(
     variables: list,
     implementation: str = "graph",
     loss_scale: float = 1.0,
+    may_read: Sources | None = None,
 ):
     """Builds the operator of per-example gradients while a step is traced.
 
@@ -38,6 +41,10 @@ def per_example_gradients(
         loss_scale: float, the constant by which `loss_fn` multiplied the
             losses for a low-precision backward pass; rows are divided by it
             in float32. Defaults to `1.0`.
+        may_read: `Sources`, the variables that `loss_fn` may read, as they
+            have public values, and its seeds. Defaults to `None`: the caller
+            vouches for all variables that are read, and those of integers are
+            taken to be secret keys.
 
     Returns:
         A `PerExampleGradients`, and the structure that `loss_fn` returned for
@@ -49,18 +56,23 @@ def per_example_gradients(
         MixesExamples: if it is proved that one does not.
         UpdatesState: if a variable is assigned a value computed from the
             batch.
+        ReadsState: if a variable is read that is none of `may_read`.
     """
     if implementation == "graph":
         losses, aux = loss_fn(inputs)
         flat = [tf.convert_to_tensor(t) for t in tf.nest.flatten(inputs)]
-        return GraphGradients(losses, flat, variables, loss_scale), aux
+        return GraphGradients(
+            losses, flat, variables, loss_scale, may_read
+        ), aux
     if implementation not in IMPLEMENTATIONS:
         raise ValueError(
             f"Expected implementation in {IMPLEMENTATIONS}, got "
             f"{implementation!r}."
         )
     map_function = getattr(tf, implementation)
-    return one_by_one(loss_fn, inputs, variables, map_function, loss_scale)
+    return one_by_one(
+        loss_fn, inputs, variables, map_function, loss_scale, may_read
+    )
 
 
 __all__ = [
@@ -68,6 +80,8 @@ __all__ = [
     "IMPLEMENTATIONS",
     "MixesExamples",
     "PerExampleGradients",
+    "ReadsState",
+    "Sources",
     "StoredGradients",
     "Unproven",
     "UpdatesState",

@@ -1,11 +1,13 @@
 """Which implementation serves a model: decided once, before any step."""
 
+import dataclasses
+
 import tensorflow as tf
 from absl import logging
 
 from tf_dpsub import gradients
 from tf_dpsub.gradients import operator, vectorized
-from tf_dpsub.gradients.graph import effects, provenance
+from tf_dpsub.gradients.graph import effects, provenance, sources
 from tf_dpsub.gradients.tracing import trace
 
 # Relative error of the self-check, by the precision of the model's products.
@@ -20,6 +22,7 @@ def select_implementation(
     *,
     requested: str = "auto",
     states: tuple | list = (),
+    may_read: gradients.Sources | None = None,
     compute_dtype: str = "float32",
     name: str = "model",
 ):
@@ -42,6 +45,8 @@ def select_implementation(
             to `"auto"`.
         states: list of variables that a forward pass may change; their values
             are restored. Defaults to `()`.
+        may_read: `gradients.Sources`. Defaults to `None`, all variables are
+            public.
         compute_dtype: string, the precision of the model. Defaults to
             `"float32"`.
         name: string, names the model in the log. Defaults to `"model"`.
@@ -57,7 +62,7 @@ def select_implementation(
     reason = "as requested"
     if requested != "vectorized_map":
         try:
-            error = _self_check(loss_fn, inputs, variables, states)
+            error = _self_check(loss_fn, inputs, variables, states, may_read)
             tolerance = _TOLERANCE.get(compute_dtype, _LOW_PRECISION_TOLERANCE)
             if error <= tolerance:
                 logging.info(
@@ -94,7 +99,22 @@ def select_implementation(
     return chosen
 
 
-def changed_states(loss_fn, inputs, states: list) -> list:
+@dataclasses.dataclass(frozen=True)
+class Forward:
+    """What is known of a forward pass before it is differentiated.
+
+    Attributes:
+        changed: list of the states that it changes, such as seeds of dropout.
+        draws: bool, whether it draws what no state determines.
+        calls_python: bool, whether it runs Python functions.
+    """
+
+    changed: list
+    draws: bool
+    calls_python: bool
+
+
+def forward_pass(loss_fn, inputs, states: list) -> Forward:
     """Which states a forward pass changes, by public values alone.
 
     Args:
@@ -103,13 +123,13 @@ def changed_states(loss_fn, inputs, states: list) -> list:
         states: list of variables that are not trained.
 
     Returns:
-        List of those that are assigned, such as seeds of dropout.
+        A `Forward`.
 
     Raises:
         UpdatesState: if a variable is assigned a value that depends on the
             batch, or a state that is none of `states` is changed.
     """
-    changed: list = []
+    found: list = []
 
     def forward(batch):
         losses, _ = loss_fn(batch)
@@ -120,10 +140,14 @@ def changed_states(loss_fn, inputs, states: list) -> list:
         except gradients.Unproven as e:
             # Effects other than on variables are left to the implementations.
             logging.debug("%s", e)
-        written = effects.written_resources(graph)
-        known = {provenance.handle(v).ref(): v for v in states}
-        for _, inner in graph.captures:
-            if inner.ref() in written and inner.ref() not in known:
+        written = {
+            id(sources.origin(ref.deref())): ref.deref()
+            for ref in effects.written_resources(graph)
+        }
+        # The graph may be that of several replicas, with a copy for each.
+        known = {h: v for v in states for h in sources.handles(v)}
+        for identity, inner in written.items():
+            if identity not in known:
                 raise gradients.UpdatesState(
                     f"'{_name(inner)}' is updated in every forward pass "
                     "and is no weight of the model: how often tells how many "
@@ -131,11 +155,18 @@ def changed_states(loss_fn, inputs, states: list) -> list:
                     "(`add_weight(..., trainable=False)`), or draw from a "
                     "`keras.random.SeedGenerator`."
                 )
-        changed[:] = [v for ref, v in known.items() if ref in written]
+        changed = {id(v): v for h, v in known.items() if h in written}
+        found.append(
+            Forward(
+                list(changed.values()),
+                effects.draws(graph),
+                effects.calls_python(graph),
+            )
+        )
         return losses
 
     trace(forward, inputs)
-    return changed
+    return found[-1]
 
 
 def _name(handle):
@@ -143,7 +174,7 @@ def _name(handle):
     return ", ".join(sorted({op.name for op in handle.consumers()}))
 
 
-def _self_check(loss_fn, inputs, variables, states):
+def _self_check(loss_fn, inputs, variables, states, may_read):
     """Relative error of a weighted sum of rows, on synthetic inputs.
 
     The rows and the ordinary gradient are computed one after the other, so
@@ -160,10 +191,15 @@ def _self_check(loss_fn, inputs, variables, states):
             found.append(losses)
             return losses, aux
 
-        rows, _ = gradients.per_example_gradients(observed, batch, variables)
+        rows, _ = gradients.per_example_gradients(
+            observed, batch, variables, may_read=may_read
+        )
         (losses,) = found
         draws = effects.draws(losses.graph)
-        c = tf.where(rows.valid, tf.random.uniform([rows.batch_size]), 0.0)
+        # Stateless: other replicas find it in the graph that they share, where
+        # a draw with a seed of the program is refused.
+        uniform = tf.random.stateless_uniform([rows.batch_size], [0, 1])
+        c = tf.where(rows.valid, uniform, 0.0)
         expected = ordinary(losses, c, rows.valid) if draws else None
         return rows.weighted_sum(c), expected, c, rows.valid
 
@@ -182,7 +218,9 @@ def _self_check(loss_fn, inputs, variables, states):
         batch, *weights = arguments
         return ordinary(loss_fn(batch)[0], *weights)
 
-    batch = tf.nest.map_structure(_synthetic, inputs)
+    # One generator: of two equal inputs, a difference would have no gradient.
+    generator = tf.random.Generator.from_seed(0)
+    batch = tf.nest.map_structure(lambda s: _synthetic(s, generator), inputs)
     sums, expected, *weights = _run(by_rows, batch, states)
     if expected is None:
         expected = _run(without_rows, [batch, *weights], states)
@@ -204,8 +242,7 @@ def _run(function, inputs, states):
     return outputs
 
 
-def _synthetic(spec):
-    generator = tf.random.Generator.from_seed(0)
+def _synthetic(spec, generator):
     if spec.dtype.is_floating:
         return tf.cast(generator.uniform(spec.shape), spec.dtype)
     if spec.dtype.is_integer:

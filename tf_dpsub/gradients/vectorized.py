@@ -7,7 +7,8 @@ from absl import logging
 from keras.src import backend
 
 from tf_dpsub.gradients import operator
-from tf_dpsub.gradients.graph import effects
+from tf_dpsub.gradients.graph import draws, effects, sources
+from tf_dpsub.gradients.graph.states import Key, Unproven
 from tf_dpsub.gradients.tracing import trace
 
 
@@ -67,12 +68,14 @@ def one_by_one(
     variables: list,
     map_function=tf.vectorized_map,
     loss_scale: float = 1.0,
+    may_read: sources.Sources | None = None,
 ):
     """Rows from the loss of one example at a time.
 
-    The model only ever sees one example, so a row cannot depend on another,
-    whatever the layers do. With `tf.vectorized_map`, dropout masks are common
-    to all examples.
+    The model only ever sees one example, and what outlives it is public. So a
+    row cannot depend on another, except through what Python functions of the
+    model keep, which is taken to be public. With `tf.vectorized_map`, dropout
+    masks are common to all examples.
 
     Args:
         loss_fn: callable that takes a structure of tensors with a batch axis
@@ -84,13 +87,16 @@ def one_by_one(
             `tf.vectorized_map`.
         loss_scale: float, the factor that `loss_fn` multiplied the losses by.
             Defaults to `1.0`.
+        may_read: `Sources`. Defaults to `None`, all variables are public.
 
     Returns:
         A `StoredGradients`, and the structure of the whole batch.
 
     Raises:
         UpdatesState: if a variable is assigned a value computed from the batch.
-        Unproven: if something else is stored that a later row may read.
+        ReadsState: if a variable is read that is none of `may_read`.
+        Unproven: if something else is stored that a later row may read, or an
+            operation returns what its inputs do not determine.
     """
     tf_variables = [operator.tf_variable(v) for v in variables]
     if map_function is tf.vectorized_map and not vectorizes(
@@ -98,13 +104,19 @@ def one_by_one(
     ):
         map_function = tf.map_fn
     row_of = _row_function(loss_fn, tf_variables, loss_scale)
-    _require_no_effect(row_of, inputs)
-    arguments = {}
+    writes = _require_no_effect(row_of, inputs, may_read)
+    # What cannot be vectorized runs in loops: nothing that a user could change.
+    arguments: dict = {}
+    if map_function is tf.vectorized_map:
+        arguments["warn"] = False
     if map_function is tf.map_fn:
         example = tf.nest.map_structure(
             lambda t: tf.TensorSpec(t.shape[1:], t.dtype), inputs
         )
         outputs = trace(row_of, example).structured_outputs
+        if writes:
+            # One example after another: states are set, then read.
+            arguments["parallel_iterations"] = 1
         arguments["fn_output_signature"] = tf.nest.map_structure(
             lambda t: tf.TensorSpec(t.shape, t.dtype), outputs
         )
@@ -128,7 +140,8 @@ def vectorizes(loss_fn, inputs, variables) -> bool:
     In TensorFlow 2.20 and 2.21 the oneDNN kernel of BatchMatMul for CPU writes
     out of bounds where it repeats some operands.
 
-    Args: as `one_by_one`; `inputs` may be `tf.TensorSpec`s.
+    Args: as `one_by_one`.
+        inputs: the same, or `tf.TensorSpec`s of it.
 
     Returns:
         bool.
@@ -138,13 +151,17 @@ def vectorizes(loss_fn, inputs, variables) -> bool:
         return False
     tf_variables = [operator.tf_variable(v) for v in variables]
     row_of = _row_function(loss_fn, tf_variables, 1.0)
+    if _shapes_follow_values(row_of, inputs):
+        # What is stacked has one shape, or else the map fails when it runs.
+        logging.info("tf.vectorized_map cannot stack what the model computes.")
+        return False
     log = tf.get_logger()
     level = log.level
     # Before it raises, it writes pages of what it could not convert.
     log.setLevel("CRITICAL")
     try:
         graph = trace(
-            lambda batch: tf.vectorized_map(row_of, batch), inputs
+            lambda batch: tf.vectorized_map(row_of, batch, warn=False), inputs
         ).graph
     except Exception as e:  # whatever a converter of TensorFlow may raise
         logging.info("tf.vectorized_map cannot run the model: %s", e)
@@ -183,26 +200,90 @@ def _row_function(loss_fn, tf_variables, loss_scale):
     return row_of
 
 
-def _require_no_effect(row_of, inputs):
+def _require_no_effect(row_of, inputs, may_read):
     """Checks that nothing outlives the row of an example but what is public.
 
+    Returns:
+        bool, whether something public does.
+
     Raises:
-        UpdatesState: if a variable is assigned a value computed from it.
+        UpdatesState: if a variable is assigned a value computed from it, or
+            from random numbers.
+        ReadsState: if it is not known that what is read is public.
         Unproven: if something else is stored that a later row may read.
     """
     example = tf.nest.map_structure(
         lambda t: tf.TensorSpec(t.shape[1:], t.dtype), inputs
     )
+    may_read = sources.AnySource() if may_read is None else may_read
+    found = []
 
     def traced(example):
         depends = {t.ref() for t in tf.nest.flatten(example)}
         row_of(example)
         graph = tf.compat.v1.get_default_graph()
+        may_read.require_readable(graph)
+        keys = {
+            inner.ref()
+            for _, inner in graph.captures
+            if inner.dtype == tf.resource
+            and isinstance(may_read.state(inner), Key)
+        }
         for op in graph.get_operations():
-            if any(i.ref() in depends for i in op.inputs):
+            if op.outputs:
+                _require_known(op)
+            has_key = any(i.ref() in keys for i in op.inputs)
+            is_secret = draws.is_draw(op) and (
+                has_key or not op.type.startswith("Stateless")
+            )
+            if is_secret or any(i.ref() in depends for i in op.inputs):
                 depends.update(t.ref() for t in op.outputs)
+            elif has_key:
+                keys.update(t.ref() for t in op.outputs)
         effects.require_none(
-            graph, lambda t: t.ref() not in depends, allow_python=True
+            graph,
+            lambda t: t.ref() not in depends,
+            lambda t: t.ref() in keys,
+            allow_python=True,
         )
+        found.append(bool(effects.written_resources(graph)))
 
     trace(traced, example)
+    return found[-1]
+
+
+def _require_known(op):
+    """Checks that what an operation returns is drawn, or its inputs tell."""
+    try:
+        effects.require_known(op, draws_are=True, python_is=True)
+    except Unproven as e:
+        raise Unproven(f"{op.type} '{op.name}' {e}") from e
+
+
+def _shapes_follow_values(row_of, inputs) -> bool:
+    """Whether examples of one shape lead to tensors of different ones."""
+    example = tf.nest.map_structure(
+        lambda t: tf.TensorSpec(t.shape[1:], t.dtype), inputs
+    )
+    found = []
+
+    def traced(example):
+        depends = {t.ref() for t in tf.nest.flatten(example)}
+        row_of(example)
+        for op in tf.compat.v1.get_default_graph().get_operations():
+            read = [i for i in op.inputs if i.ref() in depends]
+            if read:
+                depends.update(t.ref() for t in op.outputs)
+            # Numbers of entries come from integers and truth values, but for
+            # operations that find the entries that are not zero, or differ.
+            chooses = any(not i.dtype.is_floating for i in read) or (
+                read and op.type.startswith(("Where", "Unique"))
+            )
+            # Beyond the first of them, a shape may only have been forgotten.
+            if chooses and all(i.shape.is_fully_defined() for i in op.inputs):
+                found.extend(
+                    t for t in op.outputs if not t.shape.is_fully_defined()
+                )
+
+    trace(traced, example)
+    return bool(found)

@@ -15,8 +15,11 @@ class RGPConv2D(Reparametrized, keras.layers.Conv2D):
     from patches to filters: L is a convolution of `rank` filters of the same
     size, R one of size 1×1.
 
-    Args: as `keras.layers.Conv2D`, with `groups=1`.
+    Args:
+        filters: int, number of outputs at each place.
+        kernel_size: int, or pair of int, height and width of a patch.
         rank: int, the rank of the carriers. A kernel that is narrower has none.
+        **kwargs: the other arguments of `keras.layers.Conv2D`, with `groups=1`.
 
     Reference:
         - [Yu et al., 2021](https://arxiv.org/abs/2106.09352)

@@ -13,8 +13,10 @@ class RGPDense(Reparametrized, keras.layers.Dense):
     It computes the same as `Dense`, has the same weights, and trains like it,
     unless `tf_dpsub.optimizers.RGP` trains it.
 
-    Args: as `keras.layers.Dense`.
+    Args:
+        units: int, number of outputs.
         rank: int, the rank of the carriers. A kernel that is narrower has none.
+        **kwargs: the other arguments of `keras.layers.Dense`.
 
     Reference:
         - [Yu et al., 2021](https://arxiv.org/abs/2106.09352)

@@ -16,11 +16,12 @@ class RGPEinsumDense(Reparametrized, keras.layers.EinsumDense):
     it, unless `tf_dpsub.optimizers.RGP` trains it. The kernel is taken as a
     matrix from the axes that it sums over to those that it adds.
 
-    No axis of the kernel may be one of the inputs and of the outputs. Arguments
-    are those of `keras.layers.EinsumDense`, and:
-
     Args:
+        equation: string, as for `einsum`. No axis of the kernel may be one of
+            the inputs and of the outputs.
+        output_shape: int, or tuple of int, without the batch axis.
         rank: int, the rank of the carriers. A kernel that is narrower has none.
+        **kwargs: the other arguments of `keras.layers.EinsumDense`.
 
     Reference:
         - [Yu et al., 2021](https://arxiv.org/abs/2106.09352)

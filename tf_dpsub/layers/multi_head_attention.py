@@ -14,9 +14,12 @@ class RGPMultiHeadAttention(Ranked, keras.layers.MultiHeadAttention):
     trains like it, unless `tf_dpsub.optimizers.RGP` trains it. The query, key,
     value and output projections are `RGPEinsumDense`.
 
-    Args: as `keras.layers.MultiHeadAttention`.
+    Args:
+        num_heads: int, number of attention heads.
+        key_dim: int, size of the queries and keys of a head.
         rank: int, the rank of the carriers of each projection. A kernel that
             is narrower has none.
+        **kwargs: the other arguments of `keras.layers.MultiHeadAttention`.
 
     Reference:
         - [Yu et al., 2021](https://arxiv.org/abs/2106.09352)

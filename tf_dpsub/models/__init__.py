@@ -3,6 +3,7 @@
 import difflib
 from collections.abc import Callable
 
+from tf_dpsub.models.batch_normalization import replace_batch_normalization
 from tf_dpsub.models.cnn import gep_mnist_cnn, mnist_cnn
 from tf_dpsub.models.language_models import (
     bert_classifier,
@@ -28,6 +29,7 @@ __all__ = [
     "mlp",
     "mnist_cnn",
     "prompted_classifier",
+    "replace_batch_normalization",
     "resnet20_gn",
     "roberta_classifier",
     "wide_resnet_gn",

@@ -112,9 +112,10 @@ def roberta_classifier(
 
     DistilRoBERTa is one of six layers, random by default.
 
-    Arguments are those of `bert_classifier`. The tokenizer of a folder is in
-    vocab.json and merges.txt; inputs of a random model are `token_ids` and
-    `padding_mask`.
+    The tokenizer of a folder is in vocab.json and merges.txt; inputs of a
+    random model are `token_ids` and `padding_mask`.
+
+    Args: as `bert_classifier`.
 
     Returns:
         A `keras_hub.models.RobertaTextClassifier`.
@@ -301,9 +302,12 @@ def gpt2(
 
     DistilGPT-2 is one of six layers.
 
-    Arguments are those of `bert_classifier`, but for `num_classes`, of which
-    there are none. The tokenizer of a folder is in vocab.json and merges.txt;
-    inputs of a random model are `token_ids` and `padding_mask`.
+    The tokenizer of a folder is in vocab.json and merges.txt; inputs of a
+    random model are `token_ids` and `padding_mask`.
+
+    Args: as `bert_classifier`.
+        num_classes: has no effect: a language model has none. Defaults to
+            `None`.
 
     Returns:
         A `keras_hub.models.GPT2CausalLM`, to logits

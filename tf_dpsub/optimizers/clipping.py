@@ -4,6 +4,8 @@ import math
 
 import tensorflow as tf
 
+from tf_dpsub.optimizers import grid
+
 # What float32 rounding in norms, and in sums of so many rows, may add to a
 # clipped row: whether one of them is there changes how the others are rounded.
 # In sums of n rows at a time, that is up to 2^-26 n for each row of the batch.
@@ -62,7 +64,8 @@ def clip_factors(sq_norm_bounds, l2_norm_clip: float, batch_size: int = 1):
     Formal guarantees: a row times its factor changes a sum by a vector of norm
     at most `l2_norm_clip`, rounding included, if `sq_norm_bounds` are those of
     `tf_dpsub.gradients.PerExampleGradients`. What is kept for rounding is
-    2^-10 of the clip, and in proportion more from 128 rows on.
+    2^-10 of the clip, and in proportion more from 128 rows on; and 2^-12 for
+    rounding the sum to the grid of the noise.
 
     Args:
         sq_norm_bounds: float32 tensor of shape `[batch]`.
@@ -76,5 +79,5 @@ def clip_factors(sq_norm_bounds, l2_norm_clip: float, batch_size: int = 1):
     if math.isinf(l2_norm_clip):
         return tf.ones_like(sq_norm_bounds)
     rows = max(_ROWS, largest_draw(batch_size))
-    clip = l2_norm_clip * (1 - _MARGIN * rows / _ROWS)
+    clip = l2_norm_clip * (1 - _MARGIN * rows / _ROWS - grid.MARGIN)
     return tf.minimum(1.0, clip / tf.sqrt(sq_norm_bounds))

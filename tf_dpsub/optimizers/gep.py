@@ -171,6 +171,12 @@ class GEP(SubspaceOptimizer):
             stddevs += [stddev] * len(self._trainable_variables)
         return stddevs
 
+    def release_clips(self):
+        clips = [self.l2_norm_clip]
+        if self.residual:
+            clips += [self.residual_norm_clip] * len(self._trainable_variables)
+        return clips
+
     def privatize(self, noisy_sums):
         embedding, *residuals = noisy_sums
         sums = self.subspace.lift(embedding)

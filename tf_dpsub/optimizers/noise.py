@@ -1,7 +1,6 @@
-"""Gaussian noise, and the keys it is drawn from."""
+"""Gaussian noise for the sums of a step, and the keys it is drawn from."""
 
 import functools
-import math
 import os
 import secrets
 
@@ -9,21 +8,14 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
-from tf_dpsub.optimizers import threefry
+from tf_dpsub.optimizers import grid, threefry
 
-# Numbers drawn at a time on a CPU: what lies between random bits and noise
-# stays in its cache.
-AT_ONCE = 2**18
-
-# From so many numbers on, XLA compiles the drawing, in pieces of this size: it
-# takes two fifths of the time, and 75 MiB for itself.
-COMPILED = 2**23
+# From so many numbers on, XLA compiles the drawing on a CPU: it takes a quarter
+# of the time, and a second to compile. It draws pieces of this size at most,
+# and of a multiple of that one, to compile few kinds.
+COMPILED = 2**14
 PIECE = 2**16
-
-# Of the square of an angle within 45 degrees, highest power first; the sine is
-# that times the angle (Moshier's Cephes library, `sinf.c`).
-_COSINE = [2.44331571e-5, -1.38873163e-3, 4.166664568e-2, -0.5, 1.0]
-_SINE = [-1.95152959e-4, 8.33216087e-3, -1.6666654611e-1, 1.0]
+PIECES_MULTIPLE = 2**12
 
 
 class NoiseKey:
@@ -67,73 +59,112 @@ class NoiseKey:
         return key
 
 
-def gaussian(key, shapes: list, stddevs: list, secure: bool = False) -> list:
-    """Draws independent Gaussian noise of several shapes.
+def noisy(
+    key, sums: list, noises: list, secure: bool = False, dtype: str = "float32"
+) -> list:
+    """Rounds sums to grids, and adds Gaussian noise to them.
 
-    Formal guarantees: draws are made in pairs, by the Box-Muller transform of
-    63 random bits, which are Philox's or, where XLA compiles, ThreeFry's
-    (Salmon et al. 2011), of a key and a counter of 64 secret bits each. Their
-    radius ends at 6.66 standard deviations, beyond which a pair lies once in
-    2^32; that of `tf.random.stateless_normal` ends at 5.68, once in 10^7. Each
-    number is the sum of two independent draws, divided by sqrt(2): what is
-    missing of its tail beyond 8 standard deviations is below 1e-15. With
-    `secure`, it is the sum of four draws, divided by 2, of the operating
-    system's cryptographic generator.
+    Formal guarantees: each result is the exact sum of a rounded sum and of
+    noise on the same grid, as `grid.GridNoise` says, cast to `dtype` at the
+    end. All numbers are independent. Their random bits are Philox's or, where
+    XLA compiles, ThreeFry's (Salmon et al. 2011), of a key and a counter of 64
+    secret bits each. With `secure`, they are those of the operating system's
+    cryptographic generator.
 
     Args:
         key: int64 tensor of shape `[2]`, used for this call alone.
-        shapes: list of shapes.
-        stddevs: list of floats, one for each shape.
+        sums: list of float32 or float64 tensors.
+        noises: list of `grid.GridNoise`, one for each sum; None for one that
+            is only cast.
         secure: bool. Defaults to `False`.
+        dtype: string, of the results, `"float32"` or `"float64"`. Defaults to
+            `"float32"`.
 
     Returns:
-        List of float32 tensors.
+        List of tensors of the shapes of `sums`.
     """
-    shapes = [tf.TensorShape(shape) for shape in shapes]
-    counts = [shape.num_elements() for shape in shapes]
+    if not sums:
+        return []
+    total = sum(s.shape.num_elements() for s in sums)
+    parts = _parts([s.shape.num_elements() for s in sums], noises)
     if secure:
-        draws = [_secure_normal(count) for count in counts]
+        keys = [None] * len(parts)
+        draw = _noisy_by_system
+    elif _is_in_xla():
+        # There, splitting a key keeps but 32 bits of each half: all numbers
+        # have one key, and each part begins to count elsewhere.
+        keys = _keys_of_one_count(key, parts, sums)
+        draw = _noisy_by_threefry
     else:
-        draws = _normal(key, counts)
-    return [
-        stddev * tf.reshape(draw, shape)
-        for stddev, draw, shape in zip(stddevs, draws, shapes, strict=True)
-    ]
+        keys = tf.unstack(
+            tf.random.experimental.stateless_split(key, len(parts))
+        )
+        is_on_gpu = tf.config.list_logical_devices("GPU")
+        if is_on_gpu or total < COMPILED:
+            draw = _noisy_by_philox
+        else:
+            draw = _noisy_in_pieces
+    results: list = [None] * len(sums)
+    for part, part_key in zip(parts, keys, strict=True):
+        flat = [tf.reshape(tf.cast(sums[k], tf.float64), [-1]) for k in part]
+        vector = tf.concat(flat, 0) if len(flat) > 1 else flat[0]
+        if noises[part[0]] is None:
+            drawn = tf.cast(vector, dtype)
+        else:
+            drawn = draw(noises[part[0]], part_key, vector, dtype)
+        pieces = tf.split(drawn, [f.shape[0] for f in flat])
+        for k, piece in zip(part, pieces, strict=True):
+            results[k] = tf.reshape(piece, sums[k].shape)
+    return results
 
 
-def _normal(key, counts):
-    """Standard normal numbers; one draw serves all that are few."""
-    if _is_in_xla():
-        # There, splitting a key keeps but 32 bits of each half.
-        return tf.split(_sums_of_two_for_xla(key, sum(counts)), counts)
-    few = [k for k, count in enumerate(counts) if count <= AT_ONCE]
-    many = [k for k, count in enumerate(counts) if count > AT_ONCE]
-    parts = [few, *([k] for k in many)]
-    keys = tf.unstack(tf.random.experimental.stateless_split(key, len(parts)))
-    if tf.config.list_logical_devices("GPU"):
-        drawn = _sums_of_two
-    elif sum(counts) < COMPILED:
-        drawn = functools.partial(_in_pieces, _sums_of_two, AT_ONCE)
-    else:
-        drawn = functools.partial(_in_pieces, _sums_of_two_by_xla, PIECE)
-    draws = {}
-    for part_key, part in zip(keys, parts, strict=True):
-        sizes = [counts[k] for k in part]
-        flat = drawn(part_key, sum(sizes))
-        draws.update(zip(part, tf.split(flat, sizes) if sizes else ()))
-    return [draws[k] for k in range(len(counts))]
+def _parts(counts, noises):
+    """Indices of sums that are drawn together: few numbers, of one law."""
+    few: dict = {}
+    many = []
+    for k, (count, noise) in enumerate(zip(counts, noises, strict=True)):
+        if count > PIECE:
+            many.append([k])
+        else:
+            few.setdefault(noise, []).append(k)
+    return [*few.values(), *many]
 
 
-def _in_pieces(drawn, size, key, count):
-    if count <= size:
-        return _sums_of_two(key, count)
-    pieces = -(-count // size)
-    numbers = tf.map_fn(
-        lambda piece_key: drawn(piece_key, size),
-        tf.random.experimental.stateless_split(key, pieces),
-        fn_output_signature=tf.TensorSpec([size], tf.float32),
-    )
-    return tf.reshape(numbers, [-1])[:count]
+def _keys_of_one_count(key, parts, sums):
+    """Pairs of the key and of how many numbers earlier parts have."""
+    keys, before = [], 0
+    for part in parts:
+        keys.append((key, before))
+        before += sum(sums[k].shape.num_elements() for k in part)
+    if before > 2**32:
+        raise ValueError(
+            f"Expected at most 2^32 numbers to draw at once, got {before:,}: "
+            "the words of the counter would be used again."
+        )
+    return keys
+
+
+def _noisy_in_pieces(noise, key, vector, dtype):
+    """What XLA makes of a vector on a CPU, so many numbers at a time."""
+    count = vector.shape[0]
+    whole, rest = divmod(count, PIECE)
+    keys = tf.random.experimental.stateless_split(key, whole + 1)
+    numbers = []
+    if whole:
+        pieces = tf.map_fn(
+            lambda k: _compiled(noise, PIECE, dtype)(
+                keys[k],
+                tf.ensure_shape(vector[k * PIECE : (k + 1) * PIECE], [PIECE]),
+            ),
+            tf.range(whole),
+            fn_output_signature=tf.TensorSpec([PIECE], dtype),
+        )
+        numbers.append(tf.reshape(pieces, [-1]))
+    if rest:
+        padded = tf.pad(vector[-rest:], [[0, -rest % PIECES_MULTIPLE]])
+        draw = _compiled(noise, padded.shape[0], dtype)
+        numbers.append(draw(keys[whole], padded)[:rest])
+    return tf.concat(numbers, 0) if len(numbers) > 1 else numbers[0]
 
 
 def _is_in_xla():
@@ -142,112 +173,64 @@ def _is_in_xla():
     return control_flow_util.GraphOrParentsInXlaContext(graph)
 
 
-def _sums_of_two(key, count):
-    """Sums of two standard normal draws, divided by sqrt(2)."""
-    half = (count + 1) // 2
-    bits = tf.random.stateless_uniform([4, half], key, None, None, tf.int32)
-    cosines, sines = [], []
-    for size, direction in (tf.unstack(bits[:2]), tf.unstack(bits[2:])):
-        radius = _radius(size)
-        cosine, sine = _cosine_and_sine(direction)
-        cosines.append(radius * cosine)
-        sines.append(radius * sine)
-    return tf.concat([tf.add_n(cosines), tf.add_n(sines)], 0)[:count]
+def _noisy_by_philox(noise, key, vector, dtype):
+    words = tf.unstack(
+        tf.random.stateless_uniform(
+            [2 * noise.blocks, vector.shape[0]], key, None, None, tf.uint32
+        )
+    )
+    return _noisy(noise, list(zip(words[::2], words[1::2])), vector, dtype)
 
 
-def _sums_of_two_by_xla(key, count):
-    """The same, compiled apart: `count` is even."""
-    # What XLA concatenates it would draw once for each number.
-    pairs = _compiled_pairs(key, count // 2)
-    return tf.reshape(tf.bitcast(pairs, tf.float32), [-1])
+def _noisy_by_threefry(noise, key, vector, dtype):
+    key, before = key
+    words = list(_threefry_blocks(key, vector.shape[0], noise.blocks, before))
+    return _noisy(noise, words, vector, dtype)
 
 
-def _sums_of_two_for_xla(key, count):
-    """The same, within what XLA compiles, by pairs of which half is unused."""
-    return tf.math.real(_pairs(key, count))
+@functools.lru_cache(maxsize=256)
+def _compiled(noise, count, dtype):
+    """A compiled function of a key and a vector of so many numbers."""
+
+    def draw(key, vector):
+        return _noisy_by_threefry(noise, (key, 0), vector, dtype)
+
+    return tf.function(draw, jit_compile=True, autograph=False)
 
 
-def _pairs(key, count):
-    """Complex numbers, whose parts are sums of two draws, over sqrt(2).
-
-    They are made of what XLA is quick at: ThreeFry bits and polynomials.
-    """
-    pairs = []
-    for size, direction in _threefry_blocks(key, count, 2):
-        radius = _radius(size)
-        cosine, sine = _cosine_and_sine_by_polynomials(direction)
-        pairs.append(tf.complex(radius * cosine, radius * sine))
-    return tf.add_n(pairs)
+def _noisy_by_system(noise, key, vector, dtype):
+    """`key` has no part in it."""
+    count = vector.shape[0]
+    words = tf.numpy_function(
+        _words_of_system, [2 * noise.blocks, count], tf.uint32
+    )
+    words = tf.unstack(tf.ensure_shape(words, [2 * noise.blocks, count]))
+    return _noisy(noise, list(zip(words[::2], words[1::2])), vector, dtype)
 
 
-_compiled_pairs = tf.function(_pairs, jit_compile=True, autograph=False)
+def _words_of_system(rows, count):
+    """Random words from the operating system's generator."""
+    bits = os.urandom(4 * rows * count)
+    return np.frombuffer(bits, np.uint32).reshape(rows, count)
 
 
-def _threefry_blocks(key, count, blocks):
-    """Pairs of int32 words `[count]`, as many as there are blocks.
+def _noisy(noise, words, vector, dtype):
+    thresholds, aliases = grid.table(noise)
+    table = tf.constant(thresholds), tf.constant(aliases)
+    return tf.cast(noise.noisy(words, vector, table), dtype)
+
+
+def _threefry_blocks(key, count, blocks, before=0):
+    """Pairs of uint32 words `[count]`, as many as there are blocks.
 
     The first half of the key is the cipher's, the second one where it begins to
-    count: the words of the counter of block j of number i are i and j more.
+    count: the words of the counter of block j of number i are `before + i` and
+    j more.
     """
-    if count > 2**32:
-        raise ValueError(
-            f"Expected at most 2^32 numbers to draw at once, got {count:,}: "
-            "the words of the counter would be used again."
-        )
     *cipher, begin, block = tf.unstack(
         tf.reshape(tf.bitcast(key, tf.uint32), [4])
     )
     begin += tf.cast(tf.range(count), tf.uint32)
+    begin += tf.constant(before, tf.uint32)
     for j in range(blocks):
-        words = threefry.encrypt(cipher, [begin, tf.fill([count], block + j)])
-        yield [tf.bitcast(word, tf.int32) for word in words]
-
-
-def _radius(size):
-    """Of a pair, over sqrt(2), by a uniform int32."""
-    # In (0, 1], dense near 0, where the tails come from.
-    uniform = (tf.abs(tf.cast(size, tf.float32)) + 0.5) * 2.0**-31
-    return tf.sqrt(-tf.math.log(uniform))
-
-
-def _cosine_and_sine(direction):
-    """Of the angle pi * direction / 2^31."""
-    angle = tf.cast(direction, tf.float32) * (math.pi * 2.0**-31)
-    return tf.cos(angle), tf.sin(angle)
-
-
-def _cosine_and_sine_by_polynomials(direction):
-    """The same to 1e-7, where XLA would call a function for each number.
-
-    The angle is a multiple of 90 degrees and the rest, which is within 45.
-    """
-    within = tf.bitwise.left_shift(direction, 2)
-    angle = tf.cast(within, tf.float32) * (math.pi * 2.0**-33)
-    square = angle * angle
-    cosine = tf.math.polyval(_COSINE, square)
-    sine = angle * tf.math.polyval(_SINE, square)
-    eighths = tf.bitwise.right_shift(direction, 29)
-    quarters = tf.bitwise.right_shift(eighths + 1, 1)
-    is_odd = tf.equal(tf.bitwise.bitwise_and(quarters, 1), 1)
-    sign = tf.cast(1 - tf.bitwise.bitwise_and(quarters, 2), tf.float32)
-    return (
-        sign * tf.where(is_odd, -sine, cosine),
-        sign * tf.where(is_odd, cosine, sine),
-    )
-
-
-def _secure_normal(count):
-    draw = tf.numpy_function(
-        _normal_of_system, [tf.constant(count)], tf.float32
-    )
-    return tf.ensure_shape(draw, [count])
-
-
-def _normal_of_system(count):
-    """Standard normal numbers from the operating system's generator."""
-    bits = np.frombuffer(os.urandom(32 * count), np.uint64).reshape(4, count)
-    uniform = (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
-    radius = np.sqrt(-2.0 * np.log1p(-uniform[:2]))  # [2, count]
-    angle = 2.0 * np.pi * uniform[2:]
-    total = np.sum(radius * np.cos(angle) + radius * np.sin(angle), axis=0)
-    return (total / 2.0).astype(np.float32)
+        yield threefry.encrypt(cipher, [begin, tf.fill([count], block + j)])

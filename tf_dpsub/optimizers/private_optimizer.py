@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from tf_dpsub.checks import check_count, is_int
-from tf_dpsub.optimizers import noise
+from tf_dpsub.optimizers import grid, noise
 from tf_dpsub.optimizers.clipping import LARGEST_MICROBATCH
 
 _SMALLEST_CLIP = 1e-12
@@ -219,18 +219,40 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         It is 0 if a step is not private.
         """
 
-    def draw_noise(self, key, shapes: list) -> list:
-        """Draws the noise of one step.
+    def release_clips(self):
+        """How far one example moves what `released_sums` returns, floats."""
+        return [self.l2_norm_clip] * len(self.noise_stddevs())
+
+    def add_noise(self, key, sums: list, dtype: str) -> list:
+        """Adds the noise of one step.
+
+        Formal guarantees: a sum is rounded to a public grid before, whose
+        spacing moves a release by at most 2^-12 of its clip: clipping keeps
+        that margin. Noise lies on the same grid, and is added exactly.
 
         Args:
             key: int64 tensor of shape `[2]`, for this call alone.
-            shapes: list of shapes, those of what is released.
+            sums: list of tensors, what is released.
+            dtype: string, of the results.
 
         Returns:
-            List of float32 tensors.
+            List of tensors.
         """
-        stddevs = self.noise_stddevs()
-        return noise.gaussian(key, shapes, stddevs, self.secure_noise)
+        return noise.noisy(
+            key, sums, self._noises(sums), self.secure_noise, dtype
+        )
+
+    def _noises(self, sums):
+        """The noise on a grid of each sum; None for one without noise."""
+        count = sum(s.shape.num_elements() for s in sums)
+        return [
+            grid.GridNoise(stddev, grid.spacing(stddev, clip, count))
+            if stddev
+            else None
+            for stddev, clip in zip(
+                self.noise_stddevs(), self.release_clips(), strict=True
+            )
+        ]
 
     # One step.
 
@@ -249,18 +271,17 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         sums = self.released_sums(sums)
         key = self._noise_key.advance()
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        if replicas > 1:
-            # The sums of replicas must not be rounded before they meet.
-            sums = [tf.cast(s, tf.float64) for s in sums]
-        if any(self.noise_stddevs()) and _is_first_replica():
-            shapes = [s.shape for s in sums]
-            # Much noise would wait in memory for the gradients; little is
-            # drawn beside them.
-            size = sum(shape.num_elements() for shape in shapes)
-            is_much = size > noise.AT_ONCE
-            with tf.control_dependencies(sums if is_much else []):
-                draws = self.draw_noise(key, shapes)
-            sums = [s + tf.cast(z, s.dtype) for s, z in zip(sums, draws)]
+        # The sums of replicas must not be rounded before they meet.
+        dtype = "float32" if replicas == 1 else "float64"
+        if not any(self.noise_stddevs()):
+            sums = [tf.cast(s, dtype) for s in sums]
+        elif _is_first_replica():
+            sums = self.add_noise(key, sums, dtype)
+        else:
+            sums = [
+                s if z is None else grid.rounded(s, z.spacing)
+                for s, z in zip(sums, self._noises(sums), strict=True)
+            ]
         if replicas > 1:
             sums = tf.distribute.get_replica_context().all_reduce(
                 tf.distribute.ReduceOp.SUM, sums
@@ -291,6 +312,19 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
     @property
     def variables(self):
         return self._variables + self.inner_optimizer.variables
+
+    def save_own_variables(self, store):
+        # The inner optimizer's are saved with it.
+        for i, variable in enumerate(self._variables):
+            store[str(i)] = variable.numpy()
+
+    def load_own_variables(self, store):
+        # In files of earlier versions the inner optimizer's follow.
+        if len(store.keys()) not in (len(self._variables), len(self.variables)):
+            super().load_own_variables(store)
+            return
+        for i, variable in enumerate(self._variables):
+            variable.assign(store[str(i)])
 
     @property
     def learning_rate(self):

@@ -139,18 +139,19 @@ class ProjectedDPSGD(SubspaceOptimizer):
             count = 1 if self.start_step == 0 else count + 1
         return [stddev] * count
 
-    def draw_noise(self, key, shapes):
+    def add_noise(self, key, sums, dtype):
         if self._is_ambient or self.start_step == 0:
-            return super().draw_noise(key, shapes)
-        stddevs = self.noise_stddevs()
-        zeros = [tf.zeros(shape) for shape in shapes]
+            return super().add_noise(key, sums, dtype)
+        noises = self._noises(sums)
+        zeros = [tf.zeros(s.shape, dtype) for s in sums]
 
         def draw(first, last):
-            return noise_draws.gaussian(
+            return noise_draws.noisy(
                 key,
-                shapes[first:last],
-                stddevs[first:last],
+                sums[first:last],
+                noises[first:last],
                 self.secure_noise,
+                dtype,
             )
 
         return self._where_projecting(

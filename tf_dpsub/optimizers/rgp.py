@@ -233,7 +233,10 @@ class RGP(DPSGD):
 
     def load_own_variables(self, store):
         found = [store[str(i)].shape for i in range(len(store.keys()))]
-        wanted = [tuple(v.shape) for v in self.variables]
+        wanted = [tuple(v.shape) for v in self._variables]
+        if len(found) == len(self.variables):
+            # A file of an earlier version, with the inner optimizer's.
+            wanted = [tuple(v.shape) for v in self.variables]
         if found != wanted:
             raise ValueError(
                 "Expected the saved state of an RGP optimizer for the same "

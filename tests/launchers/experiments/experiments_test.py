@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from launchers import config_objects, experiments, figures, train_config
+from launchers import config_checks, experiments, figures, train_config
 from launchers.experiments import results, trials
 from tests.launchers.experiments import finished_trials
 
@@ -40,7 +40,7 @@ class TestEveryExperiment:
 
     def test_configs_are_valid(self, experiment):
         for trial in experiment.trials:
-            config_objects.check(trial.config)
+            config_checks.check(trial.config)
             assert set(trial.config) == set(train_config.default_config())
 
     def test_names_are_distinct_and_make_folders(self, experiment):
@@ -239,6 +239,14 @@ def test_glue_is_in_the_setting_of_the_rgp_paper(inputs):
         assert config.delta == (1e-6 if is_large else 1e-5)
         assert config.epochs == 50
         assert config.model_kwargs.preset == "bert_base_en_uncased"
+
+
+def test_glue_with_a_model_that_is_not_there(tmp_path):
+    inputs = experiments.Inputs(language_model=str(tmp_path / "none"))
+    with pytest.raises(
+        ValueError, match="folder with a checkpoint, got .*none"
+    ):
+        by_name("rgp_glue", inputs)
 
 
 def test_glue_with_another_model(tmp_path):

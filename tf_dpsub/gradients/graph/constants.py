@@ -1,10 +1,24 @@
 """Values of graph tensors that are known while the graph is traced."""
 
+import itertools
+
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context, execute
 
 from tf_dpsub.gradients.graph.states import Unproven
+
+# By which steps of loops are counted: faster than to run them one by one.
+_ARITHMETIC = {
+    "AddV2": np.add,
+    "Greater": np.greater,
+    "GreaterEqual": np.greater_equal,
+    "Identity": np.asarray,
+    "Less": np.less,
+    "LessEqual": np.less_equal,
+    "LogicalAnd": np.logical_and,
+    "Sub": np.subtract,
+}
 
 
 def static_shape(tensor):
@@ -25,10 +39,14 @@ class ConstantFolder:
     `tf.get_static_value` gives up on shapes that went through arithmetic, as
     gradients of broadcasts do: operations without a constant value are run,
     outside of the graph, on the values of their inputs.
+
+    Args:
+        known: dict from references of tensors to their values. Defaults to
+            `None`, no tensor.
     """
 
-    def __init__(self):
-        self._values = {}
+    def __init__(self, known: dict | None = None):
+        self._values = dict(known or {})
 
     def __call__(self, tensor):
         """The value of `tensor`, a NumPy array.
@@ -38,12 +56,55 @@ class ConstantFolder:
         """
         key = tensor.ref()
         if key not in self._values:
-            value = tf.get_static_value(tensor)
+            is_counted = tensor.op.type in _ARITHMETIC
+            value = None if is_counted else tf.get_static_value(tensor)
             self._values[key] = self._fold(tensor) if value is None else value
         return self._values[key]
 
+    def entries(self, tensor):
+        """The values of a vector, each by itself: None where not a constant.
+
+        Raises:
+            Unproven: if it is not known how many there are.
+        """
+        try:
+            return list(np.ravel(self(tensor)))
+        except Unproven:
+            if tensor.op.type != "Pack":
+                raise
+        values = []
+        for entry in tensor.op.inputs:
+            try:
+                values.append(self(entry))
+            except Unproven:
+                values.append(None)
+        return values
+
+    def is_clamped(self, op):
+        """Whether an operation gives one value, whatever is clamped by it.
+
+        `tf.math.bincount` chooses a size from its input and then limits it.
+        How often the value is there follows from the shape of the input.
+        """
+        if op.type != "Minimum" or not op.outputs[0].dtype.is_integer:
+            return False
+        for limit, other in itertools.permutations(op.inputs):
+            if other.op.type != "Maximum":
+                continue
+            for least in other.op.inputs:
+                try:
+                    if np.all(self(least) >= self(limit)):
+                        return True
+                except Unproven:
+                    pass
+        return False
+
     def _fold(self, tensor):
         op = tensor.op
+        if tensor.dtype in (tf.resource, tf.variant):
+            raise Unproven(
+                f"depends on {op.type} '{op.name}', which is no array"
+            )
         dtype = tensor.dtype.as_numpy_dtype
         if op.type in ("Shape", "ShapeN"):
             return np.array(static_shape(op.inputs[tensor.value_index]), dtype)
@@ -53,7 +114,10 @@ class ConstantFolder:
             raise Unproven(
                 f"depends on {op.type} '{op.name}', which is not a constant"
             )
-        return _run(op, [self(i) for i in op.inputs])[tensor.value_index]
+        values = [self(i) for i in op.inputs]
+        if op.type in _ARITHMETIC:
+            return _ARITHMETIC[op.type](*values)
+        return _run(op, values)[tensor.value_index]
 
 
 def _run(op, values):

@@ -39,7 +39,10 @@ class Convolution(sites.Site):
         self._geometry = geometry
 
     def sq_magnitudes(self):
-        image, map_ = (sum_squares(f) for f in self.factors)
+        image, map_ = (
+            sum_squares(f) + sites.UNDERFLOW * sites.size(f.shape[1:])
+            for f in self.factors
+        )
         # Each entry of the image meets a filter tap at most once.
         return image * map_ * sites.size(self._geometry.taps)
 

@@ -9,25 +9,41 @@ from tf_dpsub.gradients.graph import functions
 from tf_dpsub.gradients.graph.states import Unproven, UpdatesState
 
 # Random numbers that no variable determines.
-_DRAWS = (
-    "Multinomial",
-    "ParameterizedTruncatedNormal",
-    "Random",
-    "TruncatedNormal",
+DRAWS = frozenset(
+    """
+    AllCandidateSampler FixedUnigramCandidateSampler
+    LogUniformCandidateSampler Multinomial NonDeterministicInts
+    ParameterizedTruncatedNormal RandomCrop RandomGamma RandomPoisson
+    RandomPoissonV2 RandomShuffle RandomStandardNormal RandomUniform
+    RandomUniformInt SampleDistortedBoundingBox SampleDistortedBoundingBoxV2
+    TruncatedNormal UniformCandidateSampler
+    """.split()
 )
-# Stateful by name, but nothing later can read what they were given.
-_HARMLESS = (
-    *_DRAWS,
-    "Assert",
+# What they return follows from a variable or a table among their inputs.
+_READS = (
     "LookupTableExport",
     "LookupTableFind",
     "LookupTableSize",
-    "Print",
     "ReadVariableOp",
     "ResourceGather",
     "Stateless",
     "VarIsInitializedOp",
     "VariableShape",
+)
+# Stateful by name, but what they return follows from their inputs.
+_CHECKS = ("Assert", "CheckNumerics", "Print")
+# Not stateful by name, but what they return follows from files, Python's
+# variables, or other calls.
+_UNDECLARED = (
+    "BarrierReadySize",
+    "BatchFunction",
+    "FractionalAvgPool",
+    "FractionalMaxPool",
+    "MatchingFiles",
+    "PyFuncStateless",
+    "ReadFile",
+    "Reader",
+    "Snapshot",
 )
 _ASSIGNMENTS = (
     "Assign",
@@ -39,22 +55,39 @@ _ASSIGNMENTS = (
     "RngReadAndSkip",
     "RngSkip",
 )
+# What one example at a time may draw: on a GPU, Keras runs recurrent layers as
+# one operation, which could.
+_FALLBACK_DRAWS = DRAWS | frozenset(
+    """
+    CudnnRNN CudnnRNNBackprop CudnnRNNBackpropV2 CudnnRNNBackpropV3 CudnnRNNV2
+    CudnnRNNV3
+    """.split()
+)
+_SEEDS = ("seed", "seed2")
 # Python code is the user's, who sees the data anyway.
 _PYTHON = ("EagerPyFunc", "PyFunc", "PyFuncStateless")
 
 
-def require_none(graph, is_public: Callable, allow_python: bool = False):
+def require_none(
+    graph,
+    is_public: Callable,
+    is_key: Callable = lambda tensor: False,
+    allow_python: bool = False,
+):
     """Checks that no effect in a graph depends on the batch.
 
     Args:
         graph: `tf.Graph`.
         is_public: callable that tells of a tensor whether it does not depend
             on the batch.
+        is_key: callable that tells of a tensor whether it is a secret key, or
+            the variable of one. Defaults to no tensor.
         allow_python: bool, whether Python functions may see the batch.
             Defaults to `False`.
 
     Raises:
-        UpdatesState: if a variable is assigned a value that depends on it.
+        UpdatesState: if a variable is assigned a value that depends on it, or
+            a secret key that is to be forgotten.
         Unproven: if another operation with an effect reads such a value.
     """
     unproven = None
@@ -63,6 +96,13 @@ def require_none(graph, is_public: Callable, allow_python: bool = False):
         if not (op.op_def.is_stateful or has_reference):
             continue
         if all(is_public(i) for i in op.inputs):
+            if op.type.startswith(_ASSIGNMENTS) and not is_key(op.inputs[0]):
+                if any(is_key(i) for i in op.inputs):
+                    raise UpdatesState(
+                        f"{op.type} '{op.name}' keeps a secret key of the step "
+                        "in a state that is not a seed generator's. Leave it "
+                        "out."
+                    )
             continue
         # Within a function, what depends on the batch is not followed.
         names = [(op.type, op.name)] + [
@@ -79,7 +119,7 @@ def require_none(graph, is_public: Callable, allow_python: bool = False):
                     "the layer that does it (for BatchNormalization: "
                     "`layer.trainable = False`, or GroupNormalization)."
                 )
-            if kind.startswith(_HARMLESS) and not has_reference:
+            if _is_harmless(kind) and not has_reference:
                 continue
             if kind in functions.CONTROL_FLOW:
                 continue
@@ -89,9 +129,105 @@ def require_none(graph, is_public: Callable, allow_python: bool = False):
         raise unproven
 
 
+def require_known(op, draws_are: bool = False, python_is: bool = False):
+    """Checks that what an operation returns follows from its inputs.
+
+    Args:
+        op: `tf.Operation`.
+        draws_are: bool, whether random numbers are taken as known. Defaults
+            to `False`.
+        python_is: bool, whether what Python functions return is. Defaults to
+            `False`.
+
+    Raises:
+        Unproven: if it may follow from what an earlier step has stored.
+    """
+    nodes = [(op.node_def, op.op_def.is_stateful)] + [
+        (node, _is_stateful(node))
+        for definition in functions.called(op)
+        for node in definition.node_def
+    ]
+    for node, is_stateful in nodes:
+        kind = node.op
+        if kind == "Empty" and node.attr["init"].b:
+            # Zeros. Otherwise it has what memory happens to hold.
+            continue
+        if (draws_are and kind in _FALLBACK_DRAWS) or (
+            python_is and kind in _PYTHON
+        ):
+            continue
+        is_known = (
+            kind.startswith((*_READS, *_ASSIGNMENTS, *_CHECKS))
+            or kind in functions.CONTROL_FLOW
+        )
+        if kind.startswith(_UNDECLARED) or (is_stateful and not is_known):
+            raise Unproven("returns what its inputs do not determine")
+
+
+def draws_with_public_seed(graph) -> list:
+    """Names of operations whose random numbers the program determines."""
+    found = []
+    for op in graph.get_operations():
+        if _has_seed(op.op_def) and _is_seeded(op.node_def):
+            found.append(op.name)
+        for definition in functions.called(op):
+            found += [
+                f"{op.name}/{node.name}"
+                for node in definition.node_def
+                if _is_seeded(node)
+            ]
+    return found
+
+
+def calls_python(graph) -> bool:
+    """Whether a graph runs Python functions."""
+    return any(kind in _PYTHON for kind in _kinds(graph))
+
+
+def _has_seed(definition):
+    return any(a.name in _SEEDS and a.type == "int" for a in definition.attr)
+
+
+def _is_seeded(node):
+    return any(name in node.attr and node.attr[name].i for name in _SEEDS)
+
+
+def _is_harmless(kind):
+    """Whether nothing later can read what an operation was given."""
+    return kind in DRAWS or kind.startswith((*_READS, *_CHECKS))
+
+
+def draws_within(op) -> bool:
+    """Whether a call draws random numbers."""
+    return any(
+        (node.op in DRAWS or node.op.startswith("Stateless"))
+        and node.op not in functions.CONTROL_FLOW
+        for definition in functions.called(op)
+        for node in definition.node_def
+    )
+
+
 def _is_stateful(node):
     definition = op_def_registry.get(node.op)
-    return definition is None or definition.is_stateful
+    # Without one, it calls a function, whose own nodes are looked at as well.
+    return definition is not None and definition.is_stateful
+
+
+def only_reads(kind: str) -> bool:
+    """Whether an operation of a type only reads its variable."""
+    return kind.startswith(_READS)
+
+
+def writes(kind: str) -> bool:
+    """Whether an operation of a type may write, without a function."""
+    definition = op_def_registry.get(kind)
+    return (
+        definition is not None
+        and definition.is_stateful
+        and not _is_harmless(kind)
+        and kind not in functions.CONTROL_FLOW
+        and len(definition.input_arg) > 0
+    )
 
 
 def written_resources(graph):
@@ -100,18 +236,26 @@ def written_resources(graph):
     Returns:
         Set of references to tensors of the graph: the handles.
     """
-    written = set()
-    for op in graph.get_operations():
+    return written_by(graph.get_operations())
+
+
+def written_by(operations) -> set:
+    """The same, of some operations."""
+    written: set = set()
+    for op in operations:
         handles = [i for i in op.inputs if i.dtype == tf.resource]
-        if not handles or op.type.startswith(_HARMLESS):
+        if not handles or _is_harmless(op.type):
             continue
         if op.type not in functions.CONTROL_FLOW:
-            if op.op_def.is_stateful:
+            # What is passed on could be written under another name.
+            if op.op_def.is_stateful or any(
+                o.dtype == tf.resource for o in op.outputs
+            ):
                 written.update(h.ref() for h in handles)
             continue
         if any(
             _is_stateful(node)
-            and not node.op.startswith(_HARMLESS)
+            and not _is_harmless(node.op)
             and node.op not in functions.CONTROL_FLOW
             for definition in functions.called(op)
             for node in definition.node_def
@@ -122,15 +266,13 @@ def written_resources(graph):
 
 def draws(graph):
     """Whether a graph draws random numbers that no variable determines."""
-    return any(
-        kind.startswith(_DRAWS)
-        for op in graph.get_operations()
-        for kind in (
-            op.type,
-            *(
-                node.op
-                for definition in functions.called(op)
-                for node in definition.node_def
-            ),
-        )
-    )
+    return any(kind in DRAWS for kind in _kinds(graph))
+
+
+def _kinds(graph):
+    """Types of the operations of a graph, and of those of its functions."""
+    for op in graph.get_operations():
+        yield op.type
+        for definition in functions.called(op):
+            for node in definition.node_def:
+                yield node.op

@@ -22,13 +22,18 @@ _BODIES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 class Body:
     """The graph of a function, with the shapes that a caller gives it.
 
+    Args:
+        call: the `tf.Operation` that runs it.
+        definition: its `FunctionDef`.
+        shapes: list, the static shape of each argument.
+
     Attributes:
         graph: the `tf.Graph`.
         inputs: list of its placeholders, one for each argument.
         outputs: list of tensors.
     """
 
-    def __init__(self, call, definition):
+    def __init__(self, call, definition, shapes: list):
         graph_def, flat_names = function_def_to_graph.function_def_to_graph_def(
             definition
         )
@@ -36,6 +41,8 @@ class Body:
         for node in list(graph_def.node):
             if node.name in names:
                 graph_def.node.remove(node)
+            # Places it beside a node of another graph.
+            node.attr.pop("_class", None)
         outputs = [
             flat_names[definition.ret[argument.name]]
             for argument in definition.signature.output_arg
@@ -44,17 +51,29 @@ class Body:
         for function in call.graph._functions.values():
             self.graph._add_function(function)
         with self.graph.as_default():
-            self.inputs = [_placeholder_like(t) for t in call.inputs]
-            self.outputs = tf.graph_util.import_graph_def(
-                graph_def,
-                input_map=dict(zip(names, self.inputs)),
-                return_elements=outputs,
-                name="",
+            self.inputs = [
+                _placeholder_like(t, shape)
+                for t, shape in zip(call.inputs, shapes)
+            ]
+            given = {
+                f"{name}:0": tensor for name, tensor in zip(names, self.inputs)
+            }
+            read = {name for node in graph_def.node for name in node.input}
+            computed = iter(
+                tf.graph_util.import_graph_def(
+                    graph_def,
+                    input_map={n: t for n, t in given.items() if n in read},
+                    return_elements=[n for n in outputs if n not in given],
+                    name="",
+                )
             )
+        self.outputs = [
+            given[n] if n in given else next(computed) for n in outputs
+        ]
 
 
-def _placeholder_like(tensor):
-    placeholder = tf.compat.v1.placeholder(tensor.dtype, tensor.shape)
+def _placeholder_like(tensor, shape):
+    placeholder = tf.compat.v1.placeholder(tensor.dtype, shape)
     if tensor.dtype in (tf.resource, tf.variant):
         # The shape of a variable is that of what is read from it.
         handle_data_util.copy_handle_data(tensor, placeholder)
@@ -76,6 +95,8 @@ def called(op):
             continue
         found[name] = function.cached_definition
         for node in found[name].node_def:
+            # A node may have the name of a function for its operation.
+            names.append(node.op)
             names += [
                 attribute.func.name
                 for attribute in node.attr.values()
@@ -84,41 +105,60 @@ def called(op):
     return list(found.values())
 
 
-def body(op):
-    """The `Body` of the function that a call runs."""
-    name = op.get_attr("f").name
+def body(op, attribute="f"):
+    """The `Body` of a function that an operation runs.
+
+    Args:
+        op: a `tf.Operation`.
+        attribute: string, names the function: `"f"` of a call, `"cond"` and
+            `"body"` of a loop, whose variables may lose their first shape.
+            Defaults to `"f"`.
+    """
+    name = op.get_attr(attribute).name
     known = _BODIES.setdefault(op.graph, {})
+    # Gradients add variables to a loop, and give it another function.
     key = (op, name)
     if key not in known:
-        known[key] = Body(op, op.graph._get_function(name).cached_definition)
+        shapes = [
+            t.shape for t in (op.inputs if attribute == "f" else op.outputs)
+        ]
+        definition = op.graph._get_function(name).cached_definition
+        known[key] = Body(op, definition, shapes)
     return known[key]
 
 
 class SingleOperation:
     """A call whose body is one operation, as if that stood in its place.
 
-    Keras wraps grouped convolutions so, to have them compiled.
+    Keras wraps grouped convolutions so, to have them compiled. In one dimension
+    their tensors get an axis of size 1 around the operation.
 
     Attributes:
         type, name, op_def: of the operation.
         inputs: list of the caller's tensors; None where the body has its own.
         outputs: the outputs of the call.
+        shapes: list, the static shapes of the operation's inputs.
+        out_shape: the static shape of its output.
     """
 
     def __init__(self, call, inner, inputs):
         self.type, self.name, self.op_def = inner.type, call.name, inner.op_def
         self.inputs, self.outputs = inputs, call.outputs
+        self.shapes = [i.shape for i in inner.inputs]
+        self.out_shape = inner.outputs[0].shape
         self.get_attr = inner.get_attr
 
 
 def single_operation(call):
     """The `SingleOperation` that a call consists of, or None."""
     inside = body(call)
-    inner = _behind(inside.outputs[0])
+    inner = _behind(inside.outputs[0], through=("Identity", "Squeeze"))
     at = {t.ref(): k for k, t in enumerate(inside.inputs)}
     inputs = []
     for tensor in inner.inputs:
-        source = _behind(tensor, through=("Identity", "ReadVariableOp"))
+        source = _behind(
+            tensor, through=("ExpandDims", "Identity", "ReadVariableOp")
+        )
         k = at.get(source.outputs[0].ref())
         inputs.append(None if k is None else call.inputs[k])
     if all(i is None for i in inputs):
@@ -126,9 +166,23 @@ def single_operation(call):
     return SingleOperation(call, inner, inputs)
 
 
-def _behind(tensor, through=("Identity",)):
+def _behind(tensor, through):
     """The operation that computes a tensor."""
     op = tensor.op
     while op.type in through:
         op = op.inputs[0].op
     return op
+
+
+def has_custom_gradient(op):
+    """Whether the gradient of an operation is one that a user defined."""
+    try:
+        gradient = op.get_attr("_gradient_op_type").decode()
+    except ValueError:
+        return False
+    if op.type not in CALLS or "PartitionedCall-" not in gradient:
+        return True
+    # TensorFlow registers a gradient for every call: that of its body.
+    return any(
+        has_custom_gradient(inner) for inner in body(op).graph.get_operations()
+    )

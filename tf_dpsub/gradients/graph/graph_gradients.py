@@ -4,7 +4,15 @@ import tensorflow as tf
 from tensorflow.python.ops import handle_data_util
 
 from tf_dpsub.gradients import operator
-from tf_dpsub.gradients.graph import convolutions, functions, sites, tied
+from tf_dpsub.gradients.graph import (
+    convolutions,
+    functions,
+    loop_sites,
+    loops,
+    sites,
+    sources,
+    tied,
+)
 from tf_dpsub.gradients.graph.provenance import PUBLIC, Provenance, handle
 from tf_dpsub.gradients.graph.states import (
     Mixed,
@@ -54,6 +62,7 @@ class GraphGradients(operator.PerExampleGradients):
         variables: list of variables.
         loss_scale: float, the power of two by which the losses were multiplied
             for a low-precision backward pass. Defaults to `1.0`.
+        may_read: `Sources`. Defaults to `None`, all variables are public.
 
     Raises:
         Unproven: if a row is not proved to depend on its example alone; names
@@ -64,7 +73,12 @@ class GraphGradients(operator.PerExampleGradients):
     """
 
     def __init__(
-        self, losses, inputs: list, variables: list, loss_scale: float = 1.0
+        self,
+        losses,
+        inputs: list,
+        variables: list,
+        loss_scale: float = 1.0,
+        may_read: sources.Sources | None = None,
     ):
         if losses.shape.rank != 1 or losses.shape[0] is None:
             raise Unproven(
@@ -73,18 +87,30 @@ class GraphGradients(operator.PerExampleGradients):
         super().__init__(variables, losses.shape[0])
         if self.batch_size < 2:
             raise Unproven("a batch of one example has no batch axis to follow")
-        self._proof = Provenance(losses.graph, inputs, self.batch_size)
-        self._proof.require_no_effect(losses.graph)
+        self._proof = Provenance(
+            losses.graph, inputs, self.batch_size, may_read
+        )
+        self._before_loss = _ancestors([losses.op])
+        # How the batch itself was made is no matter of the loss.
+        reads = _ancestors([losses.op], until={t.op for t in inputs})
+        self._proof.require_no_effect(losses.graph, reads)
         state = self._proof.require_per_example(losses, "the loss")
         if state != PerExample(0, 1, 1):
             raise Unproven(f"the losses are not one for each example: {state}")
         self._loss = tf.reduce_sum(tf.cast(losses, tf.float32))
-        self._before_loss = _ancestors(losses)
+        self._loops = loop_sites.open_loops(
+            losses.graph,
+            self._proof,
+            [handle(v) for v in self.variables],
+            self._before_loss,
+        )
+        self._before_loss |= _ancestors(self._loops.gathered)
         self._loss_scale = loss_scale
         uses = [self._find_uses(v) for v in self.variables]
         self._build_sites(uses)
         # Now the backward pass is there, which may have effects of its own.
-        self._proof.require_no_effect(losses.graph)
+        self._proof.require_no_effect(losses.graph, reads)
+        self._proof.settle_draws()
         self._parts = {
             operator.tf_variable(v).ref(): self._combine(v, uses_of)
             for v, uses_of in zip(self.variables, uses)
@@ -102,12 +128,17 @@ class GraphGradients(operator.PerExampleGradients):
         for op in handle(variable).consumers():
             if op not in self._before_loss:
                 continue
+            returned = self._out_of_loop(op, handle(variable))
+            if returned is not None and self._before_loss.isdisjoint(
+                reader for t in returned for reader in t.consumers()
+            ):
+                continue
             if op.type == "ReadVariableOp":
                 reads.append(op.outputs[0])
             elif (
                 op.type in functions.CALLS
                 and len(op.outputs) == 1
-                and not _has_custom_gradient(op)
+                and not functions.has_custom_gradient(op)
             ):
                 # The function reads it: its operation is judged as a site.
                 positions = [
@@ -131,7 +162,11 @@ class GraphGradients(operator.PerExampleGradients):
             for op in dict.fromkeys(tensor.consumers()):
                 if op not in self._before_loss or op.type == "StopGradient":
                     continue
-                if _has_custom_gradient(op):
+                returned = self._out_of_loop(op, tensor)
+                if returned is not None:
+                    pending += [(output, view) for output in returned]
+                    continue
+                if functions.has_custom_gradient(op):
                     raise Unproven(
                         f"{variable.name} enters {op.type} '{op.name}', which "
                         "has a custom gradient"
@@ -147,6 +182,27 @@ class GraphGradients(operator.PerExampleGradients):
                     after = view and view.through(op)
                     pending += [(output, after) for output in op.outputs]
         return uses
+
+    def _out_of_loop(self, op, tensor):
+        """What a loop returns of a public tensor that enters it.
+
+        Returns:
+            List of tensors, equal to the one that enters. None if `op` is no
+            loop over the batch.
+
+        Raises:
+            Unproven: if not all uses of it in the loop were gathered.
+        """
+        if op.type not in loops.LOOPS or all(
+            self._proof(output) is PUBLIC for output in op.outputs
+        ):
+            return None
+        positions = [k for k, i in enumerate(op.inputs) if i is tensor]
+        if any((op, k) not in self._loops.entries for k in positions):
+            raise Unproven(
+                f"{op.type} '{op.name}' changes a weight from step to step"
+            )
+        return [op.outputs[k] for k in positions]
 
     def _is_site(self, op):
         states = [self._proof(output) for output in op.outputs]
@@ -170,8 +226,7 @@ class GraphGradients(operator.PerExampleGradients):
         ops = list(
             dict.fromkeys(op for uses_of in uses for op, _, _ in uses_of)
         )
-        gradients = tf.gradients(self._loss, [op.outputs[0] for op in ops])
-        gradient_of = dict(zip(ops, gradients))
+        gradient_of = dict(zip(ops, self._gradients_at(ops)))
         self._sites = {}
         for op, k, _ in (use for uses_of in uses for use in uses_of):
             if (op, k) in self._sites or gradient_of[op] is None:
@@ -180,12 +235,14 @@ class GraphGradients(operator.PerExampleGradients):
             what = f"{op.type} '{op.name}'"
             state = self._gradient_state(op, gradient, what)
             site_op, at = _in_place(op, k)
+            if site_op is not op:
+                gradient, state = self._reshaped(
+                    gradient, state, site_op.out_shape
+                )
             operand_state = next(
                 (
                     s
-                    for s in map(
-                        self._proof, filter(tf.is_tensor, site_op.inputs)
-                    )
+                    for s in self._proof.input_states(site_op)
                     if isinstance(s, PerExample)
                 ),
                 None,
@@ -193,6 +250,8 @@ class GraphGradients(operator.PerExampleGradients):
             build, positions = _SITES.get(site_op.type, (None, ()))
             if at not in positions:
                 raise Unproven(f"{what} has no rule for a weight at input {k}")
+            if gradient.dtype.is_complex:
+                raise Unproven(f"{what} has a complex weight")
             if self._loss_scale != 1:
                 gradient = tf.cast(gradient, tf.float32) / self._loss_scale
             elif build is not sites.contraction:
@@ -210,26 +269,65 @@ class GraphGradients(operator.PerExampleGradients):
             except Unproven as e:
                 raise Unproven(f"{what} {e}") from e
 
+    def _reshaped(self, gradient, state, shape):
+        """A gradient of another shape, and the state of it."""
+        if gradient.shape == shape:
+            return gradient, state
+        reshaped = tf.reshape(gradient, shape)
+        if self._proof(reshaped) is not PUBLIC:
+            state = self._proof.require_per_example(reshaped, "a gradient")
+        elif state.axis != 0 or gradient.shape[0] != shape[0]:
+            raise Unproven("reshapes the batch axis of a public gradient")
+        return reshaped, state
+
+    def _gradients_at(self, ops):
+        """Gradients at the outputs of operations, or None."""
+        gathered = self._loops.gathered
+        gradients = tf.gradients(
+            self._loss,
+            [
+                gathered[op].zeros if op in gathered else op.outputs[0]
+                for op in ops
+            ],
+        )
+        return [
+            gathered[op].merged(gradient)
+            if op in gathered and gradient is not None
+            else gradient
+            for op, gradient in zip(ops, gradients)
+        ]
+
     def _gradient_state(self, op, gradient, what):
         """State of the gradient at an operation: that of its output."""
         output, state = self._proof(op.outputs[0]), self._proof(gradient)
         if output is PUBLIC or isinstance(state, Mixed):
             what = f"the gradient at {what}"
             return self._proof.require_per_example(gradient, what)
-        # That of a loss which is linear in the output is public.
-        if state is PUBLIC or state == output:
+        if state == output:
             return output
+        # That of a loss which is linear in the output is public.
+        if not isinstance(state, PerExample):
+            if self._proof.is_alike(gradient, output):
+                return output
+            raise Unproven(
+                f"the gradient at {what} is not proved to be the same at every "
+                "place in the batch"
+            )
         raise MixesExamples(
             f"{what} has the batch on another axis than the gradient there"
         )
 
     def _combine(self, variable, uses):
         """One site, and the view through which it sees the variable."""
-        found = [
-            (self._sites[op, k], view)
-            for op, k, view in uses
-            if (op, k) in self._sites
-        ]
+        found = []
+        for op, k, view in uses:
+            if (op, k) in self._sites:
+                site = self._sites[op, k]
+                # A function may reshape it before its one operation.
+                is_own = op.type in functions.CALLS
+                if view and is_own and site.weight is not op.inputs[k]:
+                    view = view.through(site.weight.op) or view
+                found.append((site, view))
         found = _joined(found)
         shape = variable.shape
         if not found:
@@ -269,7 +367,7 @@ class GraphGradients(operator.PerExampleGradients):
                 ]
             )
 
-        return tf.vectorized_map(pull_back, rows)
+        return tf.vectorized_map(pull_back, rows, warn=False)
 
     def _check_values(self):
         """Zeroes the examples whose gradients cannot be squared safely."""
@@ -352,14 +450,20 @@ def _joined(found):
     return joined + rest
 
 
-def _ancestors(tensor):
-    """All operations on which a tensor depends."""
-    found, pending = set(), [tensor.op]
+def _ancestors(ops, until=frozenset()):
+    """All operations on which some depend, and these themselves.
+
+    Args:
+        ops: iterable of operations.
+        until: set of operations that are not followed. Defaults to none.
+    """
+    found, pending = set(), list(ops)
     while pending:
         op = pending.pop()
         if op not in found:
             found.add(op)
-            pending.extend(i.op for i in op.inputs)
+            if op not in until:
+                pending.extend(i.op for i in op.inputs)
     return found
 
 
@@ -384,18 +488,8 @@ def _in_place(op, k):
         shape_and_type = handle_data_util.get_resource_handle_data(weight)
         dtype = tf.as_dtype(shape_and_type.shape_and_type[0].dtype)
         inputs[at] = tf.raw_ops.ReadVariableOp(resource=weight, dtype=dtype)
-    return functions.SingleOperation(op, inner, inputs), at
-
-
-def _has_custom_gradient(op):
-    try:
-        gradient = op.get_attr("_gradient_op_type").decode()
-    except ValueError:
-        return False
-    if op.type not in functions.CALLS or "PartitionedCall-" not in gradient:
-        return True
-    # TensorFlow registers a gradient for every call: that of its body.
-    return any(
-        _has_custom_gradient(inner)
-        for inner in functions.body(op).graph.get_operations()
-    )
+    inner.inputs = [
+        i if i is None or i.shape == shape else tf.reshape(i, shape)
+        for i, shape in zip(inputs, inner.shapes)
+    ]
+    return inner, at

@@ -10,7 +10,9 @@ import string
 from collections.abc import Callable
 
 import numpy as np
+import tensorflow as tf
 
+from tf_dpsub.gradients.graph import lists
 from tf_dpsub.gradients.graph.constants import static_shape
 from tf_dpsub.gradients.graph.states import (
     PUBLIC,
@@ -20,7 +22,7 @@ from tf_dpsub.gradients.graph.states import (
     Unproven,
 )
 
-_RULES: dict[str, Callable] = {}
+_RULES: dict[str, Callable] = dict(lists.RULES)
 
 # Outputs are functions of static shapes alone.
 _SHAPE_ONLY = frozenset("Shape ShapeN Size Rank ZerosLike OnesLike".split())
@@ -35,9 +37,11 @@ class Application:
         batch_size: int.
         batched: list of int, positions of the inputs that are per-example.
         first: `PerExample`, the state of the first of them.
+        public: list of int, positions of the public inputs of which each
+            example may see a slice of its own.
     """
 
-    def __init__(self, op, states, batch_size, constants):
+    def __init__(self, op, states, batch_size, constants, alike):
         self.op = op
         self.states = states
         self.batch_size = batch_size
@@ -46,6 +50,8 @@ class Application:
         ]
         self.first = states[self.batched[0]]
         self._constants = constants
+        self._alike = alike
+        self.public = [k for k in range(len(states)) if k not in self.batched]
 
     def shape(self, k):
         """Static shape of input `k`."""
@@ -59,6 +65,10 @@ class Application:
         """Value of input `k`."""
         return self._constants(self.op.inputs[k])
 
+    def entries(self, k):
+        """Values in input `k`, a vector: None where one is not constant."""
+        return self._constants.entries(self.op.inputs[k])
+
     def axes(self, k, rank):
         """Value of input `k`, a list of axes of a tensor of that rank."""
         return [int(a) % rank for a in np.ravel(self.constant(k))]
@@ -66,17 +76,72 @@ class Application:
     def attr(self, name):
         return self.op.get_attr(name)
 
-    def only(self, *positions):
-        """Requires that no input but these is per-example."""
+    def only(self, *positions, whole=()):
+        """Requires that no input but these is per-example.
+
+        Args:
+            *positions: int, the inputs that may be.
+            whole: tuple of int, others that are more than one number, of which
+                every example sees all, whatever its place: sizes, axes or
+                weights. Where one may meet the batch place by place, `alike`
+                is required of it too. Defaults to `()`.
+
+        Raises:
+            Unproven: if another input is per-example, or if nothing is said of
+                a public one.
+        """
         for k in self.batched:
             if k not in positions:
                 raise Unproven(f"has input {k} computed from the batch")
+        for k in self.public:
+            tensor = self.op.inputs[k]
+            is_number = tensor.dtype == tf.resource or tensor.shape.rank == 0
+            if k not in positions and k not in whole and not is_number:
+                raise Unproven(f"has input {k}, which may differ by place")
+        self.public = [k for k in self.public if k in positions]
+
+    def alike(self, k, state):
+        """Requires that a public input is the same at every place.
+
+        Args:
+            k: int, position of the input.
+            state: `PerExample`, where the batch meets it.
+
+        Raises:
+            MixesExamples: if it is known to differ from place to place.
+            Unproven: if it is not proved that it does not.
+        """
+        shape = self.shape(k)
+        if self.op.inputs[k].dtype != tf.variant:
+            if state.axis < 0 or shape[state.axis] == 1:
+                return
+            size = state.outer * self.batch_size * state.inner
+            if shape[state.axis] != size:
+                raise Unproven(
+                    f"takes an input of shape {shape} beside the batch"
+                )
+        same = self._alike(self.op.inputs[k], state)
+        if same is False:
+            raise MixesExamples(
+                f"takes an input of shape {shape} that differs from place to "
+                "place in the batch: an example's place tells who else was "
+                "drawn. Make it the same for all examples, or random"
+            )
+        if same is None:
+            raise Unproven(
+                f"takes an input of shape {shape} that is not proved to be "
+                "the same at every place in the batch"
+            )
 
     def common(self):
         """The one state of all per-example inputs, of equal rank."""
         for k in self.batched:
             if self.states[k] != self.first:
                 raise MixesExamples("pairs the batch with another axis of it")
+        rank = self.op.inputs[self.batched[0]].shape.rank
+        for k in self.public:
+            if len(self.shape(k)) == rank:
+                self.alike(k, self.first)
         return self.first
 
     def leading(self):
@@ -84,6 +149,11 @@ class Application:
         state = self.common()
         if state.axis != 0:
             raise Unproven("has the batch on an axis other than 0")
+        size = self.op.inputs[self.batched[0]].shape[0]
+        for k in self.public:
+            shape = self.shape(k)
+            if shape and shape[0] == size:
+                self.alike(k, state)
         return state
 
 
@@ -100,10 +170,10 @@ def apply_rule(application):
             application.shape(k)
         return PUBLIC
     if op.type not in _RULES:
-        # Recurrent layers stack their inputs before they loop over them.
-        is_loop = op.type.startswith("TensorList")
-        cure = ": unroll=True makes recurrent layers fast" if is_loop else ""
-        raise Unproven(f"has no rule{cure}")
+        # On a GPU, recurrent layers may run in one operation.
+        is_fused = op.type.startswith("Cudnn")
+        cure = ": use_cudnn=False makes recurrent layers fast"
+        raise Unproven(f"has no rule{cure if is_fused else ''}")
     return _RULES[op.type](application)
 
 
@@ -117,18 +187,26 @@ def _rule(names):
 
 
 @_rule("""
-Abs Add AddN AddV2 Atan2 BitwiseAnd BitwiseOr Cast Ceil ClipByValue Cos Cosh
-Digamma Div DivNoNan Elu EluGrad EnsureShape Equal Erf Erfc Erfinv Exp Expm1
-Floor FloorDiv FloorMod Greater GreaterEqual Identity Imag Inv InvGrad IsFinite
-IsInf IsNan LeakyRelu LeakyReluGrad Less LessEqual Lgamma Log Log1p LogicalAnd
-LogicalNot LogicalOr Maximum Minimum Mod Mul MulNoNan Neg NotEqual Pow
-PreventGradient Real RealDiv Reciprocal ReciprocalGrad Relu Relu6 Relu6Grad
-ReluGrad Rint Round Rsqrt RsqrtGrad SelectV2 Selu SeluGrad Sigmoid SigmoidGrad
-Sign Sin Sinh Snapshot Softplus SoftplusGrad Softsign SoftsignGrad Sqrt
-SqrtGrad Square SquaredDifference StopGradient Sub Tan Tanh TanhGrad
-TruncateMod Xdivy Xlog1py Xlogy
+Abs Acos Acosh Add AddN AddV2 Angle AsString Asin Asinh Atan Atan2 Atanh
+BesselI0 BesselI0e BesselI1 BesselI1e BitwiseAnd BitwiseOr BitwiseXor Bucketize
+Cast Ceil ClipByValue Complex ComplexAbs Conj Cos Cosh Digamma Div DivNoNan Elu
+EluGrad EnsureShape Equal Erf Erfc Erfinv Exp Expm1 Floor FloorDiv FloorMod
+Greater GreaterEqual Identity Igamma Igammac Imag Inv InvGrad Invert IsFinite
+IsInf IsNan LeakyRelu LeakyReluGrad LeftShift Less LessEqual Lgamma Log Log1p
+LogicalAnd LogicalNot LogicalOr Maximum Minimum Mod Mul MulNoNan Ndtri Neg
+NextAfter NotEqual Polygamma Pow PreventGradient Real RealDiv Reciprocal
+ReciprocalGrad Relu Relu6 Relu6Grad ReluGrad RightShift Rint Round Rsqrt
+RsqrtGrad SelectV2 Selu SeluGrad Sigmoid SigmoidGrad Sign Sin Sinh Snapshot
+Softplus SoftplusGrad Softsign SoftsignGrad Sqrt SqrtGrad Square
+SquaredDifference StaticRegexReplace StopGradient StringJoin StringLength
+StringLower StringStrip StringToHashBucket StringToHashBucketFast
+StringToHashBucketStrong StringToNumber StringUpper Sub Tan Tanh TanhGrad
+TruncateDiv TruncateMod Xdivy Xlog1py Xlogy Zeta
 """)
 def _elementwise(a):
+    if a.op.outputs[0].dtype == tf.variant:
+        a.only(*(range(len(a.states)) if a.op.type == "AddN" else [0]))
+        return lists.together(a)
     out = a.out_shape()
     result = None
     for k in a.batched:
@@ -139,7 +217,23 @@ def _elementwise(a):
         if result is not None and state.moved_to(axis) != result:
             raise MixesExamples("pairs the batch with another axis of it")
         result = state.moved_to(axis)
+    for k in a.public:
+        a.alike(k, result.moved_to(result.axis - len(out) + len(a.shape(k))))
     return result
+
+
+def is_elementwise(op) -> bool:
+    """Whether entries of outputs are functions of the same ones of inputs."""
+    return _RULES.get(op.type) is _elementwise
+
+
+@_rule("Select")
+def _select(a):
+    condition, chosen = len(a.shape(0)), len(a.shape(1))
+    if condition == 1 and chosen > 1:
+        # Not broadcasting: a vector chooses among slices of the first axis.
+        return a.leading()
+    return a.common()
 
 
 @_rule("IdentityN")
@@ -149,7 +243,7 @@ def _identity_n(a):
 
 @_rule("Sum Mean Max Min Prod All Any EuclideanNorm ArgMax ArgMin")
 def _reduce(a):
-    a.only(0)
+    a.only(0, whole=(1,))
     axes = a.axes(1, len(a.shape(0)))
     if a.first.axis in axes:
         raise MixesExamples("reduces over the batch axis")
@@ -160,15 +254,20 @@ def _reduce(a):
     )
 
 
+def is_reduction(op) -> bool:
+    """Whether it takes sums, say, over the axes that its input 1 tells."""
+    return _RULES.get(op.type) is _reduce
+
+
 @_rule("Reshape Squeeze ExpandDims")
 def _reshape(a):
-    a.only(0)
+    a.only(0, whole=(1,))
     shape, state = a.shape(0), a.first
     if 0 in shape:
         raise Unproven("reshapes a tensor without elements")
     outer = state.outer * int(np.prod(shape[: state.axis]))
     inner = state.inner * int(np.prod(shape[state.axis + 1 :]))
-    result = _find_batch(a.out_shape(), outer, a.batch_size, inner)
+    result = find_batch(a.out_shape(), outer, a.batch_size, inner)
     if result is None:
         raise Unproven(
             f"reshapes {shape} to {a.out_shape()}, which splits the batch axis"
@@ -176,7 +275,7 @@ def _reshape(a):
     return result
 
 
-def _find_batch(shape, outer, batch_size, inner):
+def find_batch(shape, outer, batch_size, inner):
     """Where a reshape to `shape` puts a batch between `outer` and `inner`."""
     below = 1  # elements per step along the axis
     for axis in reversed(range(len(shape))):
@@ -194,7 +293,7 @@ def _find_batch(shape, outer, batch_size, inner):
 
 @_rule("Transpose")
 def _transpose(a):
-    a.only(0)
+    a.only(0, whole=(1,))
     return a.first.moved_to(a.axes(1, len(a.shape(0))).index(a.first.axis))
 
 
@@ -209,7 +308,10 @@ def _matmul(a):
     return a.first.moved_to(k)
 
 
-@_rule("BatchMatMul BatchMatMulV2 BatchMatMulV3")
+BATCH_PRODUCTS = ("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
+
+
+@_rule(" ".join(BATCH_PRODUCTS))
 def _batch_matmul(a):
     out = a.out_shape()
     result = None
@@ -232,6 +334,10 @@ def _batch_matmul(a):
         if result is not None and state.moved_to(axis) != result:
             raise MixesExamples("pairs the batch with another axis of it")
         result = state.moved_to(axis)
+    if result.axis < len(out) - 2:
+        for k in a.public:
+            axis = result.axis - len(out) + len(a.shape(k))
+            a.alike(k, result.moved_to(axis))
     return result
 
 
@@ -246,6 +352,9 @@ def _einsum(a):
         raise MixesExamples("sums over the batch axis")
     if any(len(set(term)) < len(term) for term in [*terms, out]):
         raise Unproven("takes a diagonal")
+    for k in a.public:
+        if label in terms[k]:
+            a.alike(k, a.first.moved_to(terms[k].index(label)))
     return a.first.moved_to(out.index(label))
 
 
@@ -277,7 +386,7 @@ def einsum_terms(op):
 
 @_rule("Conv2D Conv3D DepthwiseConv2dNative")
 def _convolution(a):
-    a.only(0)
+    a.only(0, whole=(1,))
     return a.leading()
 
 
@@ -285,7 +394,7 @@ def _convolution(a):
 Conv2DBackpropInput Conv3DBackpropInputV2 DepthwiseConv2dNativeBackpropInput
 """)
 def _convolution_input_gradient(a):
-    a.only(2)
+    a.only(2, whole=(0, 1))
     return a.leading()
 
 
@@ -298,7 +407,7 @@ def _pool(a):
 
 @_rule("AvgPoolGrad AvgPool3DGrad")
 def _average_pool_gradient(a):
-    a.only(1)
+    a.only(1, whole=(0,))
     return _pool(a)
 
 
@@ -307,13 +416,30 @@ DepthToSpace LRN ResizeBicubic ResizeBilinear ResizeNearestNeighbor SpaceToDepth
 ResizeNearestNeighborGrad
 """)
 def _image(a):
-    a.only(0)
+    a.only(0, whole=(1,))
     return a.leading()
 
 
 @_rule("ResizeBilinearGrad ResizeBicubicGrad LRNGrad")
 def _image_gradient(a):
     return a.leading()
+
+
+@_rule("ImageProjectiveTransformV2 ImageProjectiveTransformV3")
+def _projective_transform(a):
+    # Image by image, each with the transform of its own or with a common one.
+    a.only(0, 1, whole=(2,))
+    if 0 not in a.batched:
+        raise Unproven("transforms images that do not depend on the batch")
+    return a.leading()
+
+
+@_rule("AdjustContrastv2")
+def _adjust_contrast(a):
+    a.only(0)
+    if a.first.axis >= len(a.shape(0)) - 3:
+        raise MixesExamples("takes the mean over the batch axis")
+    return a.first
 
 
 @_rule("ExtractImagePatches")
@@ -333,7 +459,7 @@ def _cross_entropy(a):
 def _batch_norm(a):
     if a.attr("is_training"):
         raise MixesExamples("normalises over the batch")
-    a.only(0)
+    a.only(0, whole=(1, 2, 3, 4))
     return [a.leading()] + [PUBLIC] * (len(a.op.outputs) - 1)
 
 
@@ -341,22 +467,65 @@ def _batch_norm(a):
 def _batch_norm_gradient(a):
     if a.attr("is_training"):
         raise MixesExamples("normalises over the batch")
-    a.only(0, 1)
+    a.only(0, 1, whole=(2, 3, 4, 5))
     summed = Mixed(f"{a.op.type} '{a.op.name}' sums over the batch axis", True)
     return [a.leading()] + [summed] * (len(a.op.outputs) - 1)
 
 
-@_rule("Softmax LogSoftmax TopKV2")
-def _last_axis(a):
-    a.only(0)
-    if a.first.axis == len(a.shape(0)) - 1:
+@_rule("""
+AdjustHue AdjustSaturation FFT HSVToRGB IFFT IRFFT LogSoftmax RFFT RGBToHSV
+Softmax TopKV2
+""")
+def _last_axis(a, count=1):
+    a.only(0, whole=(1,))
+    if a.first.axis >= len(a.shape(0)) - count:
         raise MixesExamples("works along the batch axis")
     return a.first
 
 
+@_rule("FFT2D IFFT2D IRFFT2D RFFT2D")
+def _last_two_axes(a):
+    return _last_axis(a, 2)
+
+
+@_rule("FFT3D IFFT3D IRFFT3D RFFT3D")
+def _last_three_axes(a):
+    return _last_axis(a, 3)
+
+
+@_rule("MatrixSolve")
+def _solve(a):
+    if a.first.axis >= len(a.shape(a.batched[0])) - 2:
+        raise Unproven("has the batch on an axis of its matrices")
+    return a.common()
+
+
+@_rule("LookupTableFindV2")
+def _look_up(a):
+    # A key is one entry, or, in a table of vectors, all those of the last axis.
+    a.only(1, whole=(2,))
+    if a.first.axis == len(a.shape(1)) - 1:
+        raise Unproven("may look up a key that is of several examples")
+    # What stands for a missing key is one value, or one for each key.
+    if len(a.shape(2)) == a.op.outputs[0].shape.rank:
+        a.alike(2, a.first)
+    return a.first
+
+
+@_rule("DenseBincount")
+def _count(a):
+    a.only(0, 2)
+    if len(a.shape(0)) == 1:
+        raise MixesExamples("counts over the batch axis")
+    return a.leading()
+
+
 @_rule("BiasAdd")
 def _bias_add(a):
-    a.only(0)
+    a.only(0, whole=(1,))
+    is_second = a.attr("data_format") == b"NCHW"
+    if a.first.axis == (1 if is_second else len(a.shape(0)) - 1):
+        a.alike(1, a.first.moved_to(0))
     return a.first
 
 
@@ -369,6 +538,8 @@ def _gather(a):
     axis = int(a.constant(2)) % len(params)
     if a.batched == [1]:
         at = a.first.axis
+        if at < batch_dims:
+            a.alike(0, a.first)
         return a.first.moved_to(
             at if at < batch_dims else axis + at - batch_dims
         )
@@ -376,13 +547,48 @@ def _gather(a):
         at = a.first.axis
         if at == axis:
             raise MixesExamples("gathers along the batch axis")
+        if at < batch_dims:
+            a.alike(1, a.first)
         if at < axis:
             return a.first
         return a.first.moved_to(at + len(indices) - 1 - batch_dims)
     a.only(0, 1)
+    if any(s.outer * s.inner > 1 for s in a.states[:2]):
+        raise Unproven("may gather from other examples")
     if a.common().axis >= batch_dims:
         raise MixesExamples("gathers from other examples")
     return a.first
+
+
+@_rule("""
+UnsortedSegmentMax UnsortedSegmentMin UnsortedSegmentProd UnsortedSegmentSum
+""")
+def _unsorted_segments(a):
+    a.only(0, whole=(1,))
+    indexed = len(a.shape(1))
+    if a.first.axis < indexed:
+        raise Unproven("may put several examples into one segment")
+    return a.first.moved_to(a.first.axis - indexed + 1)
+
+
+@_rule("GatherNd")
+def _gather_nd(a):
+    *indices, depth = a.shape(1)
+    if a.batched == [0] and a.first.axis >= depth:
+        return a.first.moved_to(a.first.axis - depth + len(indices))
+    a.only(1, whole=(0,))
+    if a.first.axis == len(indices):
+        raise MixesExamples("gathers by indices that are of several examples")
+    return a.first
+
+
+@_rule("ScatterNd")
+def _scatter_nd(a):
+    a.only(1, whole=(0, 2))
+    *indices, depth = a.shape(0)
+    if a.first.axis < len(indices):
+        raise Unproven("may scatter several examples to one place")
+    return a.first.moved_to(a.first.axis - len(indices) + depth)
 
 
 @_rule("OneHot")
@@ -423,7 +629,7 @@ def _split(a):
 
 @_rule("SplitV")
 def _split_v(a):
-    a.only(0)
+    a.only(0, whole=(1,))
     return _unsplit(a, a.axes(2, len(a.shape(0))))
 
 
@@ -435,37 +641,48 @@ def _unsplit(a, axes):
 
 @_rule("Slice")
 def _slice(a):
-    a.only(0)
+    a.only(0, whole=(1, 2))
     axis = a.first.axis
-    if a.constant(1)[axis] != 0 or a.out_shape()[axis] != a.shape(0)[axis]:
+    size, kept = (t.shape[axis] for t in (a.op.inputs[0], a.op.outputs[0]))
+    if kept is None:
+        raise Unproven("may slice the batch axis")
+    if kept != size:
         raise MixesExamples("slices the batch axis")
     return a.first
 
 
 @_rule("StridedSlice")
 def _strided_slice(a):
-    a.only(0)
-    axes = _kept_axes(
-        a, a.shape(0), a.constant(1), a.constant(2), a.constant(3)
-    )
+    a.only(0, whole=(1, 2, 3))
+    axes = _kept_axes(a, a.op.inputs[0].shape.as_list(), 1)
     if a.first.axis not in axes:
+        if None in a.entries(1) + a.entries(2) + a.entries(3):
+            raise Unproven("may slice the batch axis")
         raise MixesExamples("slices the batch axis")
     return a.first.moved_to(axes[a.first.axis])
 
 
 @_rule("StridedSliceGrad")
 def _strided_slice_gradient(a):
-    a.only(4)
+    a.only(4, whole=(0, 1, 2, 3))
     shape = [int(d) for d in a.constant(0)]
-    axes = _kept_axes(a, shape, a.constant(1), a.constant(2), a.constant(3))
+    axes = _kept_axes(a, shape, 1)
     for before, after in axes.items():
         if after == a.first.axis:
             return a.first.moved_to(before)
     raise MixesExamples("slices the batch axis")
 
 
-def _kept_axes(a, shape, begin, end, strides):
-    """Axes that a strided slice keeps whole: {axis before: axis after}."""
+def _kept_axes(a, shape, first):
+    """Axes that a strided slice keeps whole: {axis before: axis after}.
+
+    Args:
+        a: `Application`.
+        shape: list of int, of what is sliced; None where it is not known.
+        first: int, the input that tells where the slice begins; the next two
+            tell where it ends, and its strides.
+    """
+    begin, end, strides = (a.entries(first + k) for k in range(3))
     masks = {
         name: a.attr(f"{name}_mask")
         for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
@@ -489,7 +706,9 @@ def _kept_axes(a, shape, begin, end, strides):
             before += 1
         else:
             from_start = masks["begin"] >> k & 1 or begin[k] == 0
-            to_end = masks["end"] >> k & 1 or end[k] >= shape[before]
+            to_end = masks["end"] >> k & 1 or (
+                None not in (end[k], shape[before]) and end[k] >= shape[before]
+            )
             if from_start and to_end and strides[k] == 1:
                 kept[before] = after
             before, after = before + 1, after + 1
@@ -503,7 +722,7 @@ def _kept_axes(a, shape, begin, end, strides):
 
 @_rule("Pad PadV2 MirrorPad MirrorPadGrad")
 def _pad(a):
-    a.only(0)
+    a.only(0, whole=(1,))
     if any(a.constant(1)[a.first.axis]):
         raise Unproven("pads the batch axis")
     return a.first
@@ -511,7 +730,7 @@ def _pad(a):
 
 @_rule("Tile")
 def _tile(a):
-    a.only(0)
+    a.only(0, whole=(1,))
     if a.constant(1)[a.first.axis] != 1:
         raise Unproven("repeats the batch axis")
     return a.first
@@ -519,13 +738,13 @@ def _tile(a):
 
 @_rule("BroadcastTo")
 def _broadcast_to(a):
-    a.only(0)
+    a.only(0, whole=(1,))
     return _elementwise(a)
 
 
-@_rule("Cumsum Cumprod")
+@_rule("Cumsum Cumprod CumulativeLogsumexp")
 def _cumulate(a):
-    a.only(0)
+    a.only(0, whole=(1,))
     if a.first.axis in a.axes(1, len(a.shape(0))):
         raise MixesExamples("accumulates along the batch axis")
     return a.first
@@ -533,7 +752,7 @@ def _cumulate(a):
 
 @_rule("ReverseV2")
 def _reverse(a):
-    a.only(0)
+    a.only(0, whole=(1,))
     if a.first.axis in a.axes(1, len(a.shape(0))):
         raise MixesExamples("reverses the batch axis")
     return a.first
@@ -541,7 +760,7 @@ def _reverse(a):
 
 @_rule("Roll")
 def _roll(a):
-    a.only(0)
+    a.only(0, whole=(1, 2))
     if a.first.axis in a.axes(2, len(a.shape(0))):
         raise MixesExamples("rolls the batch axis")
     return a.first
@@ -550,12 +769,14 @@ def _roll(a):
 @_rule("MatrixBandPart")
 def _band_part(a):
     a.only(0)
+    if a.first.axis >= len(a.shape(0)) - 2:
+        raise Unproven("has the batch on an axis of its matrices")
     return a.first
 
 
 @_rule("SpaceToBatchND")
 def _space_to_batch(a):
-    a.only(0)
+    a.only(0, whole=(1, 2))
     state = a.leading()
     blocks = int(np.prod(a.constant(1)))
     return PerExample(0, state.outer * blocks, state.inner)
@@ -563,7 +784,7 @@ def _space_to_batch(a):
 
 @_rule("BatchToSpaceND")
 def _batch_to_space(a):
-    a.only(0)
+    a.only(0, whole=(1, 2))
     state = a.leading()
     blocks = int(np.prod(a.constant(1)))
     if state.outer % blocks:

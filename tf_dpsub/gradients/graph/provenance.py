@@ -1,12 +1,16 @@
 """Proof that a tensor depends on one example only.
 
-Every tensor of a traced graph gets one of three states:
+Every tensor of a traced graph gets one of these states:
 
 - `PUBLIC`: it does not depend on the batch (weights, constants, random
-  numbers, and whatever is computed from them);
-- `PerExample`: along one axis, each slice depends on one example of the batch
-  (and on public tensors), and on no other;
-- `Mixed`: neither has been proved.
+  numbers that all examples share, and whatever is computed from them);
+- `PerExample`: along one axis, each slice depends on one example of the batch,
+  on random numbers of its own and on public tensors, in the same way at every
+  place of the batch;
+- `Key`: it was computed from a secret key of the step, to draw from;
+- `Drawn`: random numbers, of which it is open still whether all examples share
+  them or each has its own;
+- `Mixed`: none of these has been proved.
 
 States are computed operation by operation, by the rules in
 `tf_dpsub.gradients.graph.operations`. What has no rule is mixed: the proof can
@@ -14,17 +18,35 @@ be incomplete, which costs speed, but a state other than mixed is always right,
 which is what privacy rests on.
 """
 
+import itertools
+
 import tensorflow as tf
 
-from tf_dpsub.gradients.graph import constants, effects, functions, operations
+from tf_dpsub.gradients.graph import (
+    alike,
+    constants,
+    draws,
+    effects,
+    functions,
+    loops,
+    operations,
+    sources,
+)
 from tf_dpsub.gradients.graph.states import (
     PUBLIC,
+    Drawn,
+    Key,
     Mixed,
     MixesExamples,
     PerExample,
     Unproven,
 )
 from tf_dpsub.gradients.operator import tf_variable
+
+# Random numbers stay what they are, in another order.
+_VIEWS = ("ExpandDims", "Reshape", "Squeeze")
+# The choices that are tried at most, of what random numbers are.
+_MOST_CHOICES = 64
 
 
 class Provenance:
@@ -34,12 +56,34 @@ class Provenance:
         graph: the `tf.Graph` in which the tensors live.
         inputs: list of tensors of static shape whose axis 0 is the batch.
         batch_size: int, the number of examples, at least 2.
+        may_read: `Sources`, the variables that are public, and seeds. Defaults
+            to `None`: all variables are.
+        caller: `Provenance` of the graph that calls this one as a function.
+            Defaults to `None`.
+
+    Attributes:
+        draws: `Draws`, how random numbers are used.
     """
 
-    def __init__(self, graph, inputs: list, batch_size: int):
+    def __init__(
+        self,
+        graph,
+        inputs: list,
+        batch_size: int,
+        may_read: sources.Sources | None = None,
+        caller=None,
+    ):
         self.batch_size = batch_size
+        self.draws = draws.Draws() if caller is None else caller.draws
+        self._sources = may_read or sources.AnySource()
+        self._is_called = caller is not None
         self._constants = constants.ConstantFolder()
+        self._alike = alike.Alike(
+            batch_size, self._constants, self._eager_value
+        )
         self._calls: dict = {}
+        self._resolved: dict = {}
+        self._order: dict = {}
         self._states = {
             t.ref(): self._consistent(t, PerExample(0, 1, 1)) for t in inputs
         }
@@ -68,19 +112,20 @@ class Provenance:
         if op.type in ("Placeholder", "PlaceholderWithDefault"):
             states = [self._placeholder_state(op)]
             return states * len(op.outputs)
+        if self._constants.is_clamped(op) and self._has_public_shape(op):
+            return [PUBLIC]
+        if op.type in loops.LOOPS and any(
+            isinstance(state, PerExample) for state in states
+        ):
+            return self.inside_loop(op)
         for state in states:
             if isinstance(state, Mixed):
                 return [state] * len(op.outputs)
-        if all(state is PUBLIC for state in states):
-            return [PUBLIC] * len(op.outputs)
-        if op.type in functions.CALLS:
-            body, proof = self._inside(op)
-            return [proof(output) for output in body.outputs]
-        application = operations.Application(
-            op, states, self.batch_size, self._constants
-        )
         try:
-            result = operations.apply_rule(application)
+            if any(isinstance(state, PerExample) for state in states):
+                result = self._batched(op, states)
+            else:
+                result = self._batchless(op, states)
         except Unproven as e:
             mixes = isinstance(e, MixesExamples)
             result = Mixed(f"{op.type} '{op.name}' {e}", mixes)
@@ -88,9 +133,225 @@ class Provenance:
             result = [result] * len(op.outputs)
         return result
 
+    def _has_public_shape(self, op):
+        """Whether an elementwise operation has one, whatever its values.
+
+        A static shape is no proof: `set_shape` is not checked when a graph
+        runs. No rule lets the batch choose the shape of what is not mixed.
+        """
+        waiting, seen = list(op.inputs), set()
+        while waiting:
+            tensor = waiting.pop()
+            key = tensor.ref()
+            if key in seen or not isinstance(self._states[key], Mixed):
+                continue
+            seen.add(key)
+            if operations.is_elementwise(tensor.op):
+                waiting.extend(tensor.op.inputs)
+            elif (
+                operations.is_reduction(tensor.op)
+                and self._states[tensor.op.inputs[1].ref()] is PUBLIC
+            ):
+                waiting.append(tensor.op.inputs[0])
+            else:
+                return False
+        return True
+
+    def _batched(self, op, states):
+        """States where some input depends on the batch."""
+        if op.type in functions.CALLS:
+            return self._called(op)
+        return self._resolve(op, states)
+
+    def _called(self, op):
+        body, proof = self._inside(op)
+        return [proof(output) for output in body.outputs]
+
+    def _batchless(self, op, states):
+        """States where no input depends on the batch."""
+        keys = [s for s in states if isinstance(s, Key)]
+        drawn = [s for s in states if isinstance(s, Drawn)]
+        if op.type in functions.CALLS and effects.draws_within(op):
+            return self._called(op)
+        if draws.is_draw(op):
+            return self._drawn(op, states)
+        if drawn:
+            return self._of_drawn(op, states)
+        effects.require_known(op)
+        if op.type in ("ReadVariableOp", "ResourceGather") and keys:
+            (key,) = keys
+            return self._key_read(op, key)
+        if keys:
+            return Key(frozenset().union(*(k.seeds for k in keys)))
+        return PUBLIC
+
+    def _key_read(self, op, key):
+        """A key, and how often it had been set before it was read."""
+        if self._is_called:
+            raise Unproven("reads a seed within a function")
+        if op not in self._order:
+            self._order = {
+                other: k for k, other in enumerate(op.graph.get_operations())
+            }
+        times = sum(
+            self._order.get(other, 0) < self._order[op]
+            for other in op.inputs[0].consumers()
+            if other.type.startswith("Assign")
+        )
+        return Key(frozenset((seed, times) for seed, _ in key.seeds))
+
+    def _drawn(self, op, states):
+        """Random numbers of an operation that draws them."""
+        keys = [s for s in states if isinstance(s, Key)]
+        seeds = frozenset().union(*(k.seeds for k in keys))
+        is_stateless = op.type.startswith("Stateless")
+        parameters = [
+            i for i, s in zip(op.inputs, states) if not isinstance(s, Key)
+        ]
+        if any(isinstance(s, Drawn) for s in states) or not all(
+            map(self._alike.uniform, parameters[1:])
+        ):
+            # Not of one law: all examples have to share them.
+            self.draws.share(seeds, unseeded=not (seeds or is_stateless))
+            self._share(states)
+            return PUBLIC
+        if is_stateless and not seeds:
+            return PUBLIC
+        return Drawn(frozenset([draws.draw(op, seeds)]))
+
+    def _of_drawn(self, op, states):
+        """States of what is computed from random numbers alone."""
+        known = [s for s in states if isinstance(s, Drawn)]
+        layouts = {s.layout for s in known}
+        together = frozenset().union(*(s.draws for s in known))
+        if op.type in _VIEWS and isinstance(states[0], Drawn):
+            return known[0]
+        if op.type == "Transpose" and isinstance(states[0], Drawn):
+            order = tuple(int(a) for a in self._constants(op.inputs[1]))
+            shape = tuple(constants.static_shape(op.inputs[0]))
+            return Drawn(together, (*known[0].layout, (shape, order)))
+        if operations.is_elementwise(op) and len(layouts) == 1:
+            out = op.outputs[0].shape
+            if all(
+                i.shape == out
+                if isinstance(s, Drawn)
+                else s is PUBLIC and self._alike.uniform(i)
+                for i, s in zip(op.inputs, states)
+            ):
+                return Drawn(together, *layouts)
+        try:
+            return self._resolve(op, states)
+        except Unproven:
+            self._share(states)
+            effects.require_known(op)
+            return PUBLIC
+
+    def _share(self, states):
+        for state in states:
+            if isinstance(state, Drawn):
+                self.draws.share_drawn(state)
+            elif isinstance(state, Key):
+                self.draws.share(state.seeds)
+
+    def _resolve(self, op, states):
+        """Applies a rule, random numbers being each example's own, or shared.
+
+        Each is taken so that the rule can be applied; if both are possible,
+        they are each example's own.
+        """
+        choices = [
+            [*self._divisions(i, states), PUBLIC]
+            if isinstance(s, Drawn)
+            else [PUBLIC if isinstance(s, Key) else s]
+            for i, s in zip(op.inputs, states)
+        ]
+        error = None
+        for choice in itertools.islice(
+            itertools.product(*choices), _MOST_CHOICES
+        ):
+            if all(state is PUBLIC for state in choice):
+                break
+            application = operations.Application(
+                op, list(choice), self.batch_size, self._constants, self._alike
+            )
+            try:
+                result = operations.apply_rule(application)
+            except Unproven as e:
+                error = error or e
+                continue
+            self._record(op, states, choice)
+            return result
+        raise error or Unproven("has no rule")
+
+    def _record(self, op, states, choice):
+        for tensor, state, chosen in zip(op.inputs, states, choice):
+            if isinstance(state, Drawn) and chosen is not PUBLIC:
+                shape = constants.static_shape(tensor)
+                self.draws.divide(state, chosen, shape)
+            elif chosen is PUBLIC:
+                self._share([state])
+        self._resolved[op] = list(choice)
+
+    def _divisions(self, tensor, states):
+        """How slices of random numbers may belong to examples."""
+        shape = constants.static_shape(tensor)
+        known = [s for s in states if isinstance(s, PerExample)]
+        found = []
+        for like in dict.fromkeys((s.outer, s.inner) for s in known):
+            size = like[0] * self.batch_size * like[1]
+            found += [
+                PerExample(axis, *like)
+                for axis, n in enumerate(shape)
+                if n == size
+            ]
+        if not known and shape and shape[0] % self.batch_size == 0:
+            found.append(PerExample(0, 1, shape[0] // self.batch_size))
+        return found
+
+    def input_states(self, op) -> list:
+        """States of the inputs of an operation, as its rule took them."""
+        self(op.outputs[0])
+        return self._resolved.get(op) or [
+            self(i) if tf.is_tensor(i) else PUBLIC for i in op.inputs
+        ]
+
+    def is_alike(self, tensor, state):
+        """Whether a public tensor, or random numbers, may stand for a state.
+
+        Args:
+            tensor: `tf.Tensor`, `PUBLIC` or `Drawn`.
+            state: `PerExample`, of a tensor of its shape.
+
+        Returns:
+            bool. If so, each slice of it is of one law, and an example's own.
+        """
+        known = self(tensor)
+        if isinstance(known, Drawn):
+            shape = constants.static_shape(tensor)
+            self.draws.divide(known, state, shape)
+            return True
+        return known is PUBLIC and self._alike(tensor, state) is True
+
+    def taken_as_alike(self, placeholder) -> set:
+        """Where an input of a function was taken to be the same at all places.
+
+        Returns:
+            Set of `PerExample`.
+        """
+        return self._alike.asked(placeholder)
+
+    def settle_draws(self):
+        """Checks that random numbers are each example's own, or shared by all.
+
+        Raises:
+            Unproven: if they are not.
+        """
+        self._sources.settle(self.draws.uses())
+
     def _consistent(self, tensor, state):
         """The state, or mixed where its axis cannot hold the batch."""
-        if isinstance(state, PerExample):
+        # A list has the state of its elements, which are seen when taken.
+        if isinstance(state, PerExample) and tensor.dtype != tf.variant:
             shape = tensor.shape
             size = state.outer * self.batch_size * state.inner
             if shape.rank is None or shape[state.axis] != size:
@@ -107,15 +368,59 @@ class Provenance:
         # A gradient taken later gives the call another body.
         key = (op, body)
         if key not in self._calls:
-            proof = Provenance(body.graph, [], self.batch_size)
-            for inner, outer in zip(body.inputs, op.inputs):
-                proof._states[inner.ref()] = self(outer)
-            self._calls[key] = proof
+            self._calls[key] = self.within(
+                body.graph,
+                body.inputs,
+                [self(outer) for outer in op.inputs],
+                op.inputs,
+            )
         return body, self._calls[key]
+
+    def within(self, graph, inputs, states, equal_to, records=True):
+        """The proof of the graph of a function that this one runs.
+
+        Args:
+            graph: `tf.Graph` of the function.
+            inputs: list of its placeholders.
+            states: list of their states.
+            equal_to: list, for each of them the tensor here which it always
+                is, or None.
+            records: bool, whether it counts how it uses random numbers.
+                Defaults to `True`.
+
+        Returns:
+            A `Provenance`.
+        """
+        proof = Provenance(
+            graph, [], self.batch_size, self._sources, caller=self
+        )
+        if not records:
+            proof.draws = draws.Draws()
+        for inner, state, outer in zip(inputs, states, equal_to, strict=True):
+            proof._states[inner.ref()] = proof._consistent(inner, state)
+            if outer is not None:
+                proof._alike.equate(inner, self._alike, outer)
+        return proof
+
+    def inside_loop(self, op):
+        """The states of a loop's variables.
+
+        Args:
+            op: a `tf.Operation`, one of `loops.LOOPS`.
+
+        Returns:
+            List of the states of its outputs.
+        """
+        key = (op, op.get_attr("body").name)
+        if key not in self._calls:
+            self._calls[key] = loops.fixed_point(op, self)
+        return self._calls[key]
 
     def _placeholder_state(self, op):
         tensor = op.outputs[0]
-        if tensor.dtype in (tf.resource, tf.variant):
+        if tensor.dtype == tf.resource:
+            return self._sources.state(tensor)
+        if tensor.dtype == tf.variant:
             return PUBLIC
         outer = self._captured.get(tensor.ref())
         # An eager tensor existed before the batch did.
@@ -126,6 +431,11 @@ class Provenance:
         return Mixed(
             f"Placeholder '{op.name}' is a tensor captured from outside", False
         )
+
+    def _eager_value(self, tensor):
+        """The eager tensor that a placeholder stands for, or None."""
+        outer = self._captured.get(tensor.ref())
+        return outer if hasattr(outer, "numpy") else None
 
     def require_per_example(self, tensor, what):
         """Returns the state of `tensor`, which must be `PerExample`.
@@ -138,20 +448,31 @@ class Provenance:
         state = self(tensor)
         if isinstance(state, PerExample):
             return state
-        if state is PUBLIC:
+        if not isinstance(state, Mixed):
             raise Unproven(f"{what} does not depend on the batch")
         raise (MixesExamples if state.mixes else Unproven)(
             f"{what}: {state.reason}"
         )
 
-    def require_no_effect(self, graph):
+    def require_no_effect(self, graph, used_by: set | None = None):
         """Checks that nothing outlives the step that depends on the batch.
+
+        Args:
+            graph: the `tf.Graph`.
+            used_by: set of the operations whose reads count, as the loss may
+                be a part of the graph. Defaults to `None`, all.
 
         Raises:
             UpdatesState: if a variable is assigned a value that is not public.
+            ReadsState: if it is not known that what is read is public.
             Unproven: if another operation with an effect reads such a value.
         """
-        effects.require_none(graph, lambda t: self(t) is PUBLIC)
+        self._sources.require_readable(graph, used_by)
+        effects.require_none(
+            graph,
+            lambda t: self(t) is PUBLIC or isinstance(self(t), Key),
+            lambda t: isinstance(self(t), Key),
+        )
 
 
 def handle(variable):

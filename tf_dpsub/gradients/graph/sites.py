@@ -41,7 +41,7 @@ CANCELLATION = 2.0**-12
 
 # Squares of entries below 2^-63 may be flushed to zero: no factor counts as
 # smaller than it would be with this mean square.
-_UNDERFLOW = 2.0**-100
+UNDERFLOW = 2.0**-100
 
 
 def size(shape):
@@ -252,7 +252,7 @@ class OuterProducts(Site):
                 tf.reduce_sum(tf.square(f), [2, 3]) for f in self.factors
             ]
         return [
-            s + _UNDERFLOW * size(f.shape[2:])
+            s + UNDERFLOW * size(f.shape[2:])
             for s, f in zip(squares, self.factors)
         ]
 
@@ -267,8 +267,8 @@ class OuterProducts(Site):
         )  # [batch]
         magnitudes = self.sq_magnitudes()
         tiny = tf.reduce_any(
-            (left < 2 * _UNDERFLOW * self.terms * self.left_size)
-            | (right < 2 * _UNDERFLOW * self.terms * self.right_size),
+            (left < 2 * UNDERFLOW * self.terms * self.left_size)
+            | (right < 2 * UNDERFLOW * self.terms * self.right_size),
             1,
         )
         gram = tf.where(tiny, magnitudes, gram)

@@ -18,6 +18,12 @@ class UpdatesState(ValueError):
     __init__ = Exception.__init__
 
 
+class ReadsState(ValueError):
+    """A state is read that may have been computed from private data."""
+
+    __init__ = Exception.__init__
+
+
 class _Public:
     def __repr__(self):
         return "PUBLIC"
@@ -47,6 +53,52 @@ class PerExample:
     def moved_to(self, axis):
         """The same merging, on another axis."""
         return PerExample(axis, self.outer, self.inner)
+
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+    """Computed from secret keys of the step, and from public values.
+
+    Attributes:
+        seeds: frozenset of pairs: which seed, and how often it had been set
+            when it was read; None for the handle of its variable.
+    """
+
+    seeds: frozenset
+
+    @property
+    def is_handle(self):
+        """Whether it is a variable that holds a key."""
+        return any(times is None for _, times in self.seeds)
+
+
+@dataclasses.dataclass(frozen=True)
+class Draw:
+    """One operation that draws random numbers.
+
+    Attributes:
+        seeds: frozenset, those of its key; empty where no variable determines
+            what is drawn, at each call anew.
+        kind: tuple of what else determines the numbers: type and shape.
+    """
+
+    seeds: frozenset
+    kind: tuple
+
+
+@dataclasses.dataclass(frozen=True)
+class Drawn:
+    """Random numbers, entry by entry independent and of one law.
+
+    Which of its axes holds the batch shows where they meet it.
+
+    Attributes:
+        draws: frozenset of `Draw`.
+        layout: tuple, the transpositions since.
+    """
+
+    draws: frozenset
+    layout: tuple = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,96 @@
+"""What is told of a config before anything slow is loaded."""
+
+import difflib
+import math
+import os
+
+from launchers import train_config
+
+
+def check(config):
+    """Checks what the library would not check, or only after a while.
+
+    Args:
+        config: `ml_collections.ConfigDict`.
+
+    Raises:
+        ValueError: names the field.
+    """
+    known = set(train_config.default_config())
+    for fields, problem in (
+        (known - set(config), "lacks"),
+        (set(config) - known, "has unknown"),
+    ):
+        if fields:
+            raise ValueError(
+                "Expected a config with the fields of "
+                "train_config.default_config(), got one that "
+                f"{problem} {', '.join(sorted(fields))}."
+            )
+    for field in ("batch_size", "epochs", "steps_per_execution", "start_epoch"):
+        if config[field] < 1:
+            raise ValueError(f"Expected {field} >= 1, got {config[field]}.")
+    if config.public_examples < 0:
+        raise ValueError(
+            f"Expected public_examples >= 0, got {config.public_examples}."
+        )
+    if config.seed < 0:
+        raise ValueError(f"Expected seed >= 0, got {config.seed}.")
+    if not 0 < config.learning_rate < math.inf:
+        finite = "a finite " if config.learning_rate > 0 else ""
+        raise ValueError(
+            f"Expected {finite}learning_rate > 0, got {config.learning_rate}."
+        )
+    if not 0 < config.delta < 1:
+        raise ValueError(
+            f"Expected 0 < delta < 1, got {config.delta}. It should lie well "
+            "below 1 / (number of examples)."
+        )
+    if config.epsilon is not None and not config.epsilon > 0:
+        raise ValueError(f"Expected epsilon > 0, got {config.epsilon}.")
+    if config.noise_multiplier is None and config.epsilon is None:
+        raise ValueError(
+            "Expected a noise_multiplier, or an epsilon to calibrate it for, "
+            "got neither. Set one of them, or both: epsilon is then a budget."
+        )
+    choose({"rdp": None, "pld": None}, config.accountant, "an accountant")
+
+
+def check_data(config):
+    """Checks that the file with the data is there, if a config names one.
+
+    Args:
+        config: `ml_collections.ConfigDict`.
+
+    Raises:
+        ValueError: if it is not.
+    """
+    if config.dataset.endswith(".npz") and not os.path.isfile(config.dataset):
+        raise ValueError(
+            "Expected an .npz file with data, got none: there is no "
+            f"{config.dataset}."
+        )
+
+
+def choose(choices, name, what):
+    """Looks a name up.
+
+    Args:
+        choices: dict.
+        name: string.
+        what: string, what it names, for the message.
+
+    Returns:
+        The value for `name`.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    if name not in choices:
+        close = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise ValueError(
+            f"Expected the name of {what}, one of {', '.join(choices)}, got "
+            f"{name!r}.{hint}"
+        )
+    return choices[name]

@@ -1,0 +1,73 @@
+"""A privacy statement as a part of a page."""
+
+import html
+import re
+
+from launchers import html_page
+
+# What a paragraph begins with, and what it says of it: a word and a full stop,
+# some words and a colon, or a mechanism with a longer description.
+_TERMS = (
+    re.compile(r"(\w+)\.\s(.*)", re.DOTALL),
+    re.compile(r"((?:[\w-]+\s){0,3}[\w-]+):\s(.*)", re.DOTALL),
+    re.compile(r"([\w-]+),?\s(?=[^:]*:\s\d+\ssteps)(.*)", re.DOTALL),
+)
+_WARNINGS = ("WARNING", "NOT PRIVATE")
+
+
+def section(text):
+    """The section of a page with a statement.
+
+    Its ε are a table, which is as wide as a phone at most; each paragraph
+    stands beside the words it begins with, or below them where there is little
+    room. Every word of the statement is there.
+
+    Args:
+        text: string, what `tf_dpsub.accounting.statement` returned.
+
+    Returns:
+        An `html_page.Section`.
+    """
+    heading, *paragraphs = text.strip("\n").split("\n\n")
+    parts, terms = [], []
+    for paragraph in paragraphs:
+        term = _term(paragraph)
+        if term is not None:
+            terms.append(term)
+            continue
+        parts += _list(terms)
+        terms = []
+        parts.append(_table(paragraph) or f"<p>{html.escape(paragraph)}</p>")
+    parts += _list(terms)
+    body = f'<div class="panel statement">{"".join(parts)}</div>'
+    return html_page.Section(heading, body)
+
+
+def _term(paragraph):
+    for form in _TERMS:
+        found = form.fullmatch(paragraph)
+        if found is not None:
+            return found[1], found[2]
+    return None
+
+
+def _list(terms):
+    if not terms:
+        return
+    yield '<dl class="terms">'
+    for name, text in terms:
+        mark = ' class="warning"' if name in _WARNINGS else ""
+        yield (
+            f"<dt{mark}>{html.escape(name)}</dt>"
+            f"<dd{mark}>{html.escape(text)}</dd>"
+        )
+    yield "</dl>"
+
+
+def _table(paragraph):
+    """A table of indented lines, whose columns are two spaces apart."""
+    lines = paragraph.splitlines()
+    if not all(line.startswith("  ") for line in lines):
+        return None
+    columns, *rows = (re.split(r" {2,}", line.strip()) for line in lines)
+    return html_page.table(columns, rows, kind="numbers")

@@ -1,0 +1,115 @@
+"""What a run must find again to go on: its ledger, and the same data."""
+
+import hashlib
+import json
+
+import numpy as np
+from keras import tree
+
+from launchers import run_directory
+
+# Rows of the inputs that stand for all; of the labels all count.
+_ROWS = 4096
+
+
+def described(x, y):
+    """What private data are compared by.
+
+    Formal guarantees: the digest tells whether a guess of the data is right. It
+    is private, as the data are: a run keeps it in a file that its owner alone
+    reads, and removes it at its end.
+
+    Args:
+        x: structure of arrays, inputs.
+        y: the same for labels.
+
+    Returns:
+        dict that JSON can hold.
+    """
+    parts = tree.flatten(x)
+    step = max(1, len(parts[0]) // _ROWS)
+    digest = hashlib.sha256()
+    for part in [*(part[::step] for part in parts), *tree.flatten(y)]:
+        part = np.asarray(part)
+        digest.update(
+            repr(part.tolist()).encode()
+            if part.dtype.hasobject
+            else np.ascontiguousarray(part).tobytes()
+        )
+    return {
+        "examples": len(parts[0]),
+        "shapes": [
+            f"{part.dtype}{list(part.shape[1:])}"
+            for part in [*parts, *tree.flatten(y)]
+        ],
+        "sha256": digest.hexdigest(),
+    }
+
+
+def begin(directory, ledger, data):
+    """Writes what a run is held to, before anything else of it.
+
+    Args:
+        directory: `RunDirectory`, of a run that has not begun.
+        ledger: `tf_dpsub.accounting.PrivacyLedger` of the run.
+        data: dict, as `described` returns it.
+    """
+    ledger.create()
+    directory.write_json(run_directory.DATA, data)
+
+
+def require_same(directory, ledger, data):
+    """Refuses to go on without the ledger, or with other data.
+
+    Args: as `begin`, of a run that may have begun.
+
+    Raises:
+        ValueError: if the ledger is gone, or counts steps on other data.
+    """
+    if not directory.exists:
+        return
+    path = directory.path / run_directory.LEDGER
+    if not path.exists():
+        raise ValueError(
+            f"Expected {path}, the ledger of the run, got none: steps that it "
+            "has counted would be forgotten. Restore it, or start another run "
+            "in another workdir."
+        )
+    there = {"examples": entry.examples for entry in ledger.entries}
+    file = directory.path / run_directory.DATA
+    # Runs of earlier versions have none.
+    if file.exists():
+        there |= json.loads(file.read_text("utf-8"))
+    changes = [
+        "other values"
+        if name == "sha256"
+        else f"{name} {there[name]} there and {data[name]} here"
+        for name in there
+        if there[name] != data.get(name)
+    ]
+    if changes:
+        raise ValueError(
+            f"Expected the data of the run in {directory.path} to resume it, "
+            f"got others: {', '.join(changes)}. Give it the same data, or "
+            "start another run in another workdir."
+        )
+
+
+def require_counted(ledger, steps: int, what):
+    """Refuses a ledger that has lost steps.
+
+    Args:
+        ledger: `tf_dpsub.accounting.PrivacyLedger` of the run.
+        steps: int, how many were taken at least.
+        what: string or path, what says so.
+
+    Raises:
+        ValueError: if the ledger has fewer.
+    """
+    if ledger.steps < steps:
+        raise ValueError(
+            f"Expected a ledger of at least {steps} steps, as {what} has them, "
+            f"got one of {ledger.steps}: it is not the latest one of this run, "
+            "and epsilon would be too low. Restore it, or start another run in "
+            "another workdir."
+        )

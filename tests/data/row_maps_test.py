@@ -1,0 +1,124 @@
+"""Rows are decoded and augmented one by one, with draws of their own."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_dpsub.data import PoissonBatches
+
+N = 12
+X = np.arange(N, dtype="float32")[:, None] * np.ones([1, 3], "float32")
+Y = np.arange(N)
+
+
+def batches(function, *data, batch_size=N, seed=0):
+    # Each row is in each batch, unless a smaller batch is asked for.
+    return PoissonBatches(
+        *(data or (X, Y)), batch_size=batch_size, map=function, seed=seed
+    )
+
+
+def drawn(sampler, steps=1):
+    found = []
+    for batch in sampler.dataset(multiple_of=4).take(steps):
+        real = batch["real"].numpy() == 1
+        found.append(keras.tree.map_structure(lambda t: t.numpy()[real], batch))
+    return found
+
+
+def test_decodes_rows():
+    texts = np.array([f"{i} {i + 1}" for i in range(N)])
+
+    def decode(text):
+        numbers = tf.strings.to_number(tf.strings.split(text))
+        numbers = tf.ensure_shape(numbers, [2])
+        if numbers[0] > 5:  # as `tf.data` takes it, by AutoGraph
+            numbers = -numbers
+        return {"a": numbers}, numbers[1], 2.0
+
+    sampler = batches(decode, texts, batch_size=6)
+    assert sampler.inputs is None
+    (found,) = drawn(sampler)
+    assert 0 < len(found["y"]) < N
+    expected = np.array([[i, i + 1] for i in range(N)], "float32")
+    expected[6:] *= -1
+    for row, label in zip(found["x"]["a"], found["y"]):
+        np.testing.assert_array_equal(row, expected[int(abs(label)) - 1])
+    assert set(found["w"]) == {2.0}
+    assert sampler.dataset().element_spec["x"]["a"].shape == [None, 2]
+
+
+LAYER = keras.layers.GaussianNoise(1.0)
+TWO = keras.Sequential(
+    [keras.layers.GaussianNoise(1.0), keras.layers.GaussianNoise(1.0)]
+)
+RANDOM = {
+    "seed": lambda x, y, seed: (tf.random.stateless_normal([3], seed), y),
+    "keras": lambda x, y: (keras.random.normal([3]), y),
+    "layer": lambda x, y: (LAYER(0 * x[None], training=True)[0], y),
+    "layers": lambda x, y: (TWO(0 * x[None], training=True)[0], y),
+}
+
+
+@pytest.mark.parametrize("kind", RANDOM)
+def test_draws(kind):
+    """Fresh for each row and step, secret, and of the row alone."""
+    function = RANDOM[kind]
+    first, second = (b["x"] for b in drawn(batches(function), 2))
+    numbers = np.concatenate([first, second]).flatten()
+    assert len(set(numbers)) == len(numbers)
+    # The same seed, the same draws.
+    np.testing.assert_array_equal(drawn(batches(function))[0]["x"], first)
+    # Nothing depends on which others are in the batch, nor on the place.
+    (fewer,) = drawn(batches(function, X[:-3], Y[:-3], batch_size=N - 3))
+    np.testing.assert_array_equal(fewer["x"], first[:-3])
+    # Seeds that are public, as Keras's are, do not tell them.
+    keras.utils.set_random_seed(0)
+    fresh = drawn(batches(function, seed=None))[0]["x"]
+    keras.utils.set_random_seed(0)
+    again = drawn(batches(function, seed=None))[0]["x"]
+    assert not np.isin(fresh, again).any()
+
+
+def test_several_layers_draw_differently():
+    first, second = TWO.layers
+
+    def both(x, y):
+        x = 0 * x[None]
+        return first(x, training=True)[0] - second(x, training=True)[0], y
+
+    assert (drawn(batches(both))[0]["x"] != 0).all()
+
+
+def test_an_empty_draw_has_rows_of_padding():
+    sampler = PoissonBatches(
+        np.zeros([1000, 2]), batch_size=1, seed=0, map=lambda x: x + 1
+    )
+    empty = sampler.dataset(multiple_of=2).filter(
+        lambda batch: tf.reduce_sum(batch["real"]) == 0
+    )
+    (batch,) = empty.take(1)
+    np.testing.assert_array_equal(batch["x"], np.zeros(batch["x"].shape))
+
+
+class TestRefused:
+    def test_draws_without_a_seed(self):
+        with pytest.raises(ValueError, match="argument `seed`"):
+            batches(lambda x, y: (tf.image.random_brightness(x, 0.1), y))
+
+    def test_state(self):
+        count = tf.Variable(0.0)
+        with pytest.raises(ValueError, match="assigns to a variable"):
+            batches(lambda x, y: (x + count.assign_add(1.0), y))
+        norm = keras.layers.BatchNormalization()
+        norm.build((None, 3))
+        with pytest.raises(ValueError, match="keeps no state.*moving_mean"):
+            batches(lambda x, y: (norm(x[None], training=True)[0], y))
+        generator = tf.random.Generator.from_seed(0)
+        with pytest.raises(ValueError, match="argument `seed`"):
+            batches(lambda x, y: (x + generator.normal([3]), y))
+
+    def test_unknown_shape(self):
+        with pytest.raises(ValueError, match="known shape.*ensure_shape"):
+            batches(lambda x, y: (x[: tf.cast(y, tf.int32)], y))

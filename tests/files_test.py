@@ -1,0 +1,77 @@
+"""Files are replaced as a whole, and are their owner's alone."""
+
+import os
+import stat
+
+import pytest
+
+from tf_dpsub import files
+
+
+def _mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_file_is_replaced_by_a_private_one_with_its_ending(tmp_path):
+    path = tmp_path / "model.keras"
+    path.write_text("earlier", "utf-8")
+    path.chmod(0o644)
+
+    def write(incomplete):
+        assert incomplete.suffix == ".keras"
+        assert incomplete.parent == tmp_path
+        incomplete.write_text("new", "utf-8")
+        assert _mode(incomplete) == 0o600
+        assert path.read_text("utf-8") == "earlier"
+
+    files.replace(path, write)
+    assert path.read_text("utf-8") == "new"
+    assert _mode(path) == 0o600
+    assert [*tmp_path.iterdir()] == [path]
+
+
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+def test_what_stops_the_writing_leaves_the_earlier_file(tmp_path, error):
+    path = tmp_path / "metrics.csv"
+    files.write_text(path, "earlier")
+
+    def write(incomplete):
+        incomplete.write_text("ne", "utf-8")
+        raise error
+
+    with pytest.raises(error):
+        files.replace(path, write)
+    assert path.read_text("utf-8") == "earlier"
+    assert [*tmp_path.iterdir()] == [path]
+
+
+def test_a_file_is_durable_before_it_replaces_another(tmp_path, monkeypatch):
+    calls = []
+    sync, replace = os.fsync, os.replace
+    monkeypatch.setattr(
+        os, "fsync", lambda handle: (calls.append("fsync"), sync(handle))
+    )
+    monkeypatch.setattr(
+        os, "replace", lambda *paths: (calls.append("replace"), replace(*paths))
+    )
+    files.write_text(tmp_path / "ledger.json", "{}")
+    assert calls == ["fsync", "replace", "fsync"]
+
+
+def test_what_killed_processes_left_is_removed(tmp_path):
+    left = []
+    files.replace(
+        tmp_path / "a.npz",
+        lambda incomplete: left.append(
+            (incomplete, incomplete.write_text("x"))
+        ),
+    )
+    (incomplete, _), folder = left[0], files.make_folder(tmp_path / "run" / "b")
+    assert _mode(folder) == 0o700
+    (folder / incomplete.name).write_text("half", "utf-8")
+    assert files.is_empty(folder)
+    files.remove_incomplete(folder)
+    assert not [*folder.iterdir()]
+    files.write_text(folder / "c", "whole")
+    files.remove_incomplete(folder)
+    assert not files.is_empty(folder)

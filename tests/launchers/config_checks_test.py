@@ -1,0 +1,66 @@
+"""What is told of a config before anything slow is loaded."""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+from launchers import config_checks, train_config
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"epsilon": -1.0}, "Expected epsilon > 0, got -1"),
+        ({"learning_rate": float("inf")}, "a finite learning_rate > 0"),
+        ({"learning_rate": float("nan")}, "Expected learning_rate > 0, got n"),
+        ({"dataset": "none.npz"}, "there is no none.npz"),
+        ({"accountant": "rpd"}, "Did you mean 'rdp'"),
+    ],
+)
+def test_mistakes(changes, message):
+    config = train_config.default_config()
+    config.noise_multiplier = 1.0
+    config.update(changes)
+    with pytest.raises(ValueError, match=message):
+        config_checks.check(config)
+        config_checks.check_data(config)
+
+
+def test_nothing_slow_is_loaded():
+    code = (
+        "import sys; from launchers import config_checks, train; "
+        "slow = {'tensorflow', 'keras'} & set(sys.modules); assert not slow"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("def get_config(:\n", "line 1 of .*: SyntaxError: invalid syntax"),
+        ("def get_config():\n    return {}\n", "to return .*, got dict"),
+        ("import nothing_like_it\n", "ModuleNotFoundError: No module"),
+        ("def get_config():\n    return x\n", "line 2 .*NameError: name 'x'"),
+    ],
+)
+def test_a_config_that_is_none_ends_in_one_line(tmp_path, text, message):
+    file = tmp_path / "config.py"
+    file.write_text(text, "utf-8")
+    code = "from launchers import config_flag; config_flag.run(lambda: 0)"
+    arguments = [f"--config={file}", f"--workdir={tmp_path / 'run'}"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: Expected ")
+    assert re.search(message, line), line

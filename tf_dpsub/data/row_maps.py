@@ -1,0 +1,143 @@
+"""A function of one row, applied anew to each row that was drawn."""
+
+import inspect
+import itertools
+
+import keras
+import tensorflow as tf
+
+from tf_dpsub.gradients.graph import effects
+
+
+class RowMap:
+    """Applies a function to each row of a batch, one at a time.
+
+    Formal guarantees: the function is given one row, so that no row can enter
+    another. What it draws follows from a seed of its own for each row, which
+    follows from a secret key of the step and from the number of the example:
+    draws are independent and alike for all rows, and an example less changes
+    none of those of the others.
+
+    Args:
+        function: function of the tensors of one row, `x`, `(x, y)` or `(x, y,
+            sample_weight)`, which returns as many or other ones. It may have
+            an argument `seed`, int64 of shape `[2]`.
+        gather: function of int64 indices `[rows]`, gives a dict of structures
+            of tensors `[rows, ...]`.
+
+    Raises:
+        ValueError: if the function keeps a state, draws without a seed, or
+            returns tensors of unknown shape.
+    """
+
+    def __init__(self, function, gather):
+        self._function = function
+        self._takes_seed = "seed" in inspect.signature(function).parameters
+        batch = _traced(gather, tf.TensorSpec([None], tf.int64))
+        row = keras.tree.map_structure(
+            lambda t: tf.TensorSpec(t.shape[1:], t.dtype),
+            batch.structured_outputs,
+        )
+        traced = _traced(self._of_one, row, tf.TensorSpec([2], tf.int64))
+        _check(traced)
+        self._spec = keras.tree.map_structure(
+            lambda t: tf.TensorSpec(t.shape, t.dtype), traced.structured_outputs
+        )
+
+    def __call__(self, parts, indices, key):
+        """Rows as the function makes them.
+
+        Args:
+            parts: dict of structures of tensors `[rows, ...]`.
+            indices: int64 tensor `[rows]`, the numbers of the examples.
+            key: int64 tensor `[2]`, secret, of this step.
+
+        Returns:
+            dict of structures of tensors `[rows, ...]`.
+        """
+        seeds = tf.stack(
+            [tf.fill(tf.shape(indices), key[0]), key[1] + indices], 1
+        )  # [rows, 2]
+        return tf.map_fn(
+            lambda arguments: self._of_one(*arguments),
+            (parts, seeds),
+            fn_output_signature=self._spec,
+        )
+
+    def _of_one(self, row, seed):
+        keywords = {"seed": _drawn(seed, 0)} if self._takes_seed else {}
+        given = [row["x"], row.get("y"), row.get("w")]
+        while given[-1] is None:
+            given.pop()
+        with _FreshSeeds(seed):
+            result = self._function(*given, **keywords)
+        result = keras.utils.unpack_x_y_sample_weight(result)
+        return {
+            name: keras.tree.map_structure(
+                tf.convert_to_tensor, keras.tree.lists_to_tuples(part)
+            )
+            for name, part in zip(("x", "y", "w"), result)
+            if part is not None
+        }
+
+
+class _FreshSeeds(keras.StatelessScope):
+    """Gives each seed generator of Keras a seed of the row's own."""
+
+    def __init__(self, seed):
+        super().__init__()
+        self._seed = seed
+        self._numbers = itertools.count(1)
+
+    def get_current_value(self, variable):
+        is_new = id(variable) not in self.state_mapping
+        if is_new and variable.name == "seed_generator_state":
+            fresh = _drawn(self._seed, next(self._numbers))
+            self.state_mapping[id(variable)] = tf.cast(fresh, variable.dtype)
+        return super().get_current_value(variable)
+
+    def add_update(self, update):
+        variable, _ = update
+        if variable.name != "seed_generator_state":
+            raise ValueError(
+                "Expected a map that keeps no state, got one that assigns "
+                f"'{variable.path}': one row would enter others. Compute the "
+                "state beforehand, from public data."
+            )
+        super().add_update(update)
+
+
+def _drawn(seed, number):
+    """The seed of a given number that belongs to the seed of a row."""
+    shifted = seed + tf.constant([number, 0], tf.int64)
+    return tf.random.stateless_uniform([2], shifted, None, None, tf.int64)
+
+
+def _traced(function, *specs):
+    # With AutoGraph, as in `tf.data`: a function may branch on tensors.
+    return tf.function(function).get_concrete_function(*specs)
+
+
+def _check(traced):
+    graph = traced.graph
+    if effects.draws(graph):
+        raise ValueError(
+            "Expected a map whose draws follow from a seed, got one with draws "
+            "of TensorFlow's own generator, which are the same in each run "
+            "after `tf.random.set_seed`. Give it an argument `seed`, which is "
+            "new for each draw, for `tf.image.stateless_random_...` and "
+            "`tf.random.stateless_...`; or use layers of Keras."
+        )
+    if effects.written_resources(graph):
+        raise ValueError(
+            "Expected a map that keeps no state, got one that assigns to a "
+            "variable: one row would enter others. For random numbers give it "
+            "an argument `seed`, which is new for each draw."
+        )
+    for tensor in keras.tree.flatten(traced.structured_outputs):
+        if not tensor.shape.is_fully_defined():
+            raise ValueError(
+                "Expected a map that returns tensors of known shape, got shape "
+                f"{tensor.shape}. Set it, as by `tf.image.resize` or "
+                "`tf.ensure_shape`."
+            )

@@ -1,0 +1,103 @@
+"""Files that are replaced as a whole, and that their owner alone reads."""
+
+import contextlib
+import os
+import pathlib
+import secrets
+
+_INCOMPLETE = ".incomplete-"
+
+
+def replace(path, write):
+    """Replaces a file as a whole, durably.
+
+    Whatever stops the program or fills the disk leaves the earlier file, or
+    this one. What a process left that was killed, `remove_incomplete` removes.
+
+    Formal guarantees: nothing is released. Others than the owner of the file
+    can read neither it nor what is written of it until then.
+
+    Args:
+        path: string or path-like, the file.
+        write: function of a `pathlib.Path`, the file to write instead, in the
+            same folder and with the same ending.
+    """
+    path = pathlib.Path(path)
+    incomplete = path.with_name(
+        f"{_INCOMPLETE}{secrets.token_hex(4)}-{path.name}"
+    )
+    os.close(os.open(incomplete, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    try:
+        write(incomplete)
+        _make_durable(incomplete)
+        os.replace(incomplete, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            incomplete.unlink()
+        raise
+    _make_durable(path.parent)
+
+
+def write_bytes(path, content: bytes):
+    """Replaces a file as a whole by bytes."""
+    replace(path, lambda incomplete: incomplete.write_bytes(content))
+
+
+def write_text(path, text: str):
+    """Replaces a file as a whole by a text."""
+    write_bytes(path, text.encode())
+
+
+def opener(path, flags):
+    """As `opener` of `open`: a new file is its owner's alone."""
+    return os.open(path, flags, 0o600)
+
+
+def make_folder(path):
+    """Makes a folder that its owner alone reads, unless it exists.
+
+    Args:
+        path: string or path-like.
+
+    Returns:
+        `pathlib.Path` of the folder.
+    """
+    path = pathlib.Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.mkdir(mode=0o700, exist_ok=True)
+    return path
+
+
+def is_empty(folder) -> bool:
+    """Whether a folder holds nothing but files that were never complete."""
+    return not complete(folder)
+
+
+def complete(folder):
+    """Lists what is in a folder but files that were never complete.
+
+    Args:
+        folder: `pathlib.Path`.
+
+    Returns:
+        List of `pathlib.Path`.
+    """
+    return [p for p in folder.iterdir() if not p.name.startswith(_INCOMPLETE)]
+
+
+def remove_incomplete(folder):
+    """Removes what killed processes left of files that were never complete.
+
+    Args:
+        folder: `pathlib.Path`, which no other process writes to.
+    """
+    for path in folder.glob(f"{_INCOMPLETE}*"):
+        path.unlink()
+
+
+def _make_durable(path):
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,127 @@
+"""What a graph may do to the seeds that it draws from."""
+
+import contextlib
+import weakref
+
+import numpy as np
+import tensorflow as tf
+
+from tf_dpsub.gradients.graph import effects, functions
+from tf_dpsub.gradients.graph.states import UpdatesState
+
+# What `keras.random.SeedGenerator.next` adds to a seed. With other numbers, a
+# seed could come back to a key that was used.
+_INCREMENT = (0, 1)
+
+# By graph, the names of operations that set keys and take them away again.
+_OWN: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+
+@contextlib.contextmanager
+def own_writes():
+    """A context for the writes of keys themselves, which are not refused."""
+    graph = tf.compat.v1.get_default_graph()
+    known = len(graph.get_operations())
+    yield
+    _OWN.setdefault(graph, set()).update(
+        op.name for op in graph.get_operations()[known:]
+    )
+
+
+def require_kept(graph, handles: list):
+    """Checks that a graph only moves seeds on, as a generator's `next` does.
+
+    Formal guarantees: after a key was set, no two reads of a seed with a write
+    between them give the same key, and no seed gets the key of another, or one
+    that the program tells.
+
+    Args:
+        graph: `tf.Graph`.
+        handles: list of its tensors, the handles of seeds.
+
+    Raises:
+        UpdatesState: if a seed is written in another way.
+    """
+    own = _OWN.get(graph, ())
+    order: dict = {}
+    for handle in handles:
+        writers = [
+            op for op in handle.consumers() if not effects.only_reads(op.type)
+        ]
+        if writers and not order:
+            order = {op.name: k for k, op in enumerate(graph.get_operations())}
+        at = sorted(order[op.name] for op in writers)
+        for op in writers:
+            if op.type in functions.CONTROL_FLOW:
+                for definition in functions.called(op):
+                    _require_kept_within(definition, op.name)
+            elif op.name not in own:
+                _require_next(
+                    op.node_def,
+                    lambda name: graph.get_operation_by_name(name).node_def,
+                    order,
+                    at,
+                    op.name,
+                )
+
+
+def _require_kept_within(definition, name):
+    """The same, of a function, any of whose arguments may be a seed."""
+    nodes = {node.name: node for node in definition.node_def}
+    order = {node.name: k for k, node in enumerate(definition.node_def)}
+    for node in definition.node_def:
+        if not effects.writes(node.op):
+            continue
+        at = [
+            order[other.name]
+            for other in definition.node_def
+            if node.input[0] in other.input and not effects.only_reads(other.op)
+        ]
+        _require_next(node, nodes.get, order, at, f"{name}/{node.name}")
+
+
+def _require_next(node, producer, order, writes, name):
+    """Checks that a node writes what `SeedGenerator.next` does.
+
+    Args:
+        node: `NodeDef`.
+        producer: callable from the name of a node to it, or None.
+        order: dict from the names of nodes to their places.
+        writes: list of the places of what may write the same seed.
+        name: string, for the error.
+    """
+    if node.op == "AssignVariableOp":
+        value = producer(_node_name(node.input[1]))
+        if value is not None and value.op in ("Add", "AddV2"):
+            read, added = (producer(_node_name(i)) for i in value.input[:2])
+            if (
+                _is_increment(added)
+                and read is not None
+                and read.op == "ReadVariableOp"
+                and read.input[0] == node.input[0]
+                # Else it would set the seed back.
+                and not any(
+                    order[read.name] < k < order[node.name] for k in writes
+                )
+            ):
+                return
+    if node.op == "AssignAddVariableOp" and _is_increment(
+        producer(_node_name(node.input[1]))
+    ):
+        return
+    raise UpdatesState(
+        "Expected seeds that `SeedGenerator.next` alone changes, got "
+        f"{node.op} '{name}', which sets one: draws would not be secret, or "
+        "would be the same twice. Leave it out, or use another SeedGenerator."
+    )
+
+
+def _node_name(tensor_name):
+    return tensor_name.split(":")[0]
+
+
+def _is_increment(node):
+    if node is None or node.op != "Const":
+        return False
+    value = tf.make_ndarray(node.attr["value"].tensor)
+    return np.array_equal(value, _INCREMENT)

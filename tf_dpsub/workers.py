@@ -1,0 +1,107 @@
+"""What several workers must know of each other before they train together."""
+
+import hashlib
+import json
+
+import numpy as np
+import tensorflow as tf
+from keras import tree
+
+# What TensorFlow raises in those that are left.
+LOST_WORKER = (
+    tf.errors.UnavailableError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.FailedPreconditionError,
+)
+# Examples that stand for all.
+_ROWS = 256
+
+
+def is_one_of_several(strategy) -> bool:
+    """Whether other processes train the same model.
+
+    Args:
+        strategy: `tf.distribute.Strategy`.
+    """
+    return (
+        isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+        and strategy.num_replicas_in_sync > 1
+    )
+
+
+def require_agreement(strategy, settings: dict, data=None):
+    """Compares settings with those of all other workers, where there are any.
+
+    Formal guarantees: what one worker adds to a sum is bounded by its own clip,
+    and the noise is that of the first one. One account holds for all of them
+    only if they agree. Settings are compared by 63 bits of a SHA-256; these
+    pass between workers, as sums without noise do, and are kept nowhere.
+
+    Args:
+        strategy: `tf.distribute.Strategy`.
+        settings: dict of what JSON can hold, with the same keys everywhere.
+        data: structure of arrays whose axis 0 is the example, of which a sample
+            is compared, and never shown. Defaults to `None`.
+
+    Raises:
+        ValueError: in all workers, naming the settings that are not the same
+            everywhere.
+        ConnectionError: if a worker is lost.
+    """
+    if not is_one_of_several(strategy):
+        return
+    values = {**settings, "data": None if data is None else _sample_of(data)}
+    own = np.array([_number(value) for value in values.values()], np.int64)
+    try:
+        everywhere = _gathered(strategy, own)  # [replicas, settings]
+    except LOST_WORKER as error:
+        raise lost(error) from error
+    differ = np.any(everywhere != everywhere[0], axis=0)
+    names = [name for name, is_other in zip(values, differ) if is_other]
+    if names:
+        here = ", ".join(
+            f"{name}={settings[name]!r:.80}" if name in settings else "own data"
+            for name in names
+        )
+        raise ValueError(
+            "Expected all workers to have the same settings and data, got "
+            f"another {' and '.join(names)} on some of them than here ({here})."
+            " Nothing was trained. Start all of them alike."
+        )
+
+
+def lost(error):
+    """The `ConnectionError` that stands for an error of TensorFlow."""
+    first = (error.message.splitlines() or [""])[0]
+    return ConnectionError(
+        "Expected all workers to train to the end, got an error of one that is "
+        f"lost: {first} Start all of them again, from the last checkpoint."
+    )
+
+
+def _sample_of(data):
+    """A digest of some examples, by which data sets are told apart."""
+    digest = hashlib.sha256()
+    for part in tree.flatten(data):
+        step = max(1, len(part) // _ROWS)
+        rows = np.asarray(part[::step])
+        digest.update(f"{rows.dtype} {rows.shape}".encode())
+        digest.update(
+            repr(rows.tolist()).encode()
+            if rows.dtype.hasobject
+            else np.ascontiguousarray(rows).tobytes()
+        )
+    return digest.hexdigest()
+
+
+def _gathered(strategy, own):
+    of_replicas = strategy.run(lambda: tf.constant(own)[tf.newaxis])
+    return strategy.gather(of_replicas, axis=0).numpy()
+
+
+def _number(value):
+    text = json.dumps(value, sort_keys=True, default=lambda v: type(v).__name__)
+    digest = hashlib.sha256(text.encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
