@@ -85,13 +85,15 @@ def _read(argv):
                     f"Expected --{holder.name}, such as "
                     f"--{holder.name}={example}, got none; see --help."
                 )
+        # What could not be read raises its error where it is touched.
+        lock = getattr(CONFIG.value, "lock", None)
         if not isinstance(CONFIG.value, ml_collections.ConfigDict):
             raise ValueError(
                 "Expected get_config() of the config to return what "
                 "train_config.default_config() returns, with changes, got "
                 f"{type(CONFIG.value).__name__}."
             )
-        CONFIG.value.lock()
+        lock()
     except AttributeError as error:
         raise ValueError(unknown_field(error)) from error
     except OSError as error:
@@ -100,7 +102,13 @@ def _read(argv):
             f"Expected the file of a config, got none: {reason}."
             f"{_close_config(reason)}"
         ) from error
-    except (SyntaxError, ImportError, NameError, TypeError) as error:
+    except (
+        SyntaxError,
+        ImportError,
+        NameError,
+        TypeError,
+        KeyError,
+    ) as error:
         raise ValueError(
             f"Expected a config that Python can run, got {_place(error)}"
             f"{type(error).__name__}: {getattr(error, 'msg', error)}."

@@ -438,6 +438,33 @@ def _write_by_another_name(first, second, before):
     tf.raw_ops.AssignVariableOp(resource=handle, value=before * 0)
 
 
+def _twice_to_the_same(handle, same, dtype):
+    """Moves a seed on by each of two names, from where it first was."""
+    reads = [
+        tf.raw_ops.ReadVariableOp(resource=name, dtype=dtype)
+        for name in (handle, same)
+    ]
+    for name, read in zip((handle, same), reads):
+        moved_on = read + tf.constant([0, 1], dtype)
+        tf.raw_ops.AssignVariableOp(resource=name, value=moved_on)
+    return 0
+
+
+def _write_by_another_name_in_a_function(first, second, before):
+    handle, dtype = first._value.handle, first._value.dtype
+    tf.cond(
+        before[0] == 0,
+        lambda: _twice_to_the_same(handle, tf.identity(handle), dtype),
+        lambda: 0,
+    )
+
+
+def _write_by_two_arguments(first, second, before):
+    handle, dtype = first._value.handle, first._value.dtype
+    write = tf.function(lambda *names: _twice_to_the_same(*names, dtype))
+    write(handle, handle)
+
+
 SEED_WRITES = {
     "a constant": lambda first, second, before: first.assign([1, 2]),
     "another's": lambda first, second, before: second.assign(first.value),
@@ -451,6 +478,8 @@ SEED_WRITES = {
     ),
     "in a function": _write_in_a_function,
     "by another name": _write_by_another_name,
+    "by another name in a function": _write_by_another_name_in_a_function,
+    "by two arguments": _write_by_two_arguments,
 }
 
 

@@ -5,6 +5,7 @@ import weakref
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.framework import op_def_registry
 
 from tf_dpsub.gradients.graph import effects, functions
 from tf_dpsub.gradients.graph.states import UpdatesState
@@ -53,8 +54,7 @@ def require_kept(graph, handles: list):
         at = sorted(order[op.name] for op in writers)
         for op in writers:
             if op.type in functions.CONTROL_FLOW:
-                for definition in functions.called(op):
-                    _require_kept_within(definition, op.name)
+                _require_kept_in_call(op)
             elif op.name not in own:
                 _require_next(
                     op.node_def,
@@ -65,8 +65,54 @@ def require_kept(graph, handles: list):
                 )
 
 
+def _require_kept_in_call(op):
+    """The same, of functions, any of whose arguments may be a seed."""
+    definitions = functions.called(op)
+    calls = [(op.node_def, op.name)]
+    for definition in definitions:
+        _require_kept_within(definition, op.name)
+        calls += [
+            (node, f"{op.name}/{node.name}") for node in definition.node_def
+        ]
+    # A seed of two names could be read by one and written by the other.
+    if any(effects.writes(n.op) for d in definitions for n in d.node_def):
+        for node, name in calls:
+            if _names_again(node):
+                raise _error(f"{node.op} '{name}', which names one again")
+
+
+def _names_again(node):
+    """Whether a node gives a resource a second name."""
+    definition = op_def_registry.get(node.op)
+    inputs = [name for name in node.input if not name.startswith("^")]
+    if definition is not None and node.op not in functions.CONTROL_FLOW:
+        returned = _types(node, definition.output_arg)
+        return bool(inputs) and tf.resource.as_datatype_enum in returned
+    if definition is not None:
+        types = _types(node, definition.input_arg)
+        inputs = [
+            name
+            for name, kind in zip(inputs, types, strict=True)
+            if kind == tf.resource.as_datatype_enum
+        ]
+    return len(set(inputs)) < len(inputs)
+
+
+def _types(node, arguments):
+    """Data types of the inputs or the outputs of a node, as enumerated."""
+    types = []
+    for argument in arguments:
+        if argument.type_list_attr:
+            types += node.attr[argument.type_list_attr].list.type
+        else:
+            kind = argument.type or node.attr[argument.type_attr].type
+            repeats = argument.number_attr
+            types += [kind] * (node.attr[repeats].i if repeats else 1)
+    return types
+
+
 def _require_kept_within(definition, name):
-    """The same, of a function, any of whose arguments may be a seed."""
+    """The same, of one function."""
     nodes = {node.name: node for node in definition.node_def}
     order = {node.name: k for k, node in enumerate(definition.node_def)}
     for node in definition.node_def:
@@ -109,10 +155,14 @@ def _require_next(node, producer, order, writes, name):
         producer(_node_name(node.input[1]))
     ):
         return
-    raise UpdatesState(
+    raise _error(f"{node.op} '{name}', which sets one")
+
+
+def _error(found):
+    return UpdatesState(
         "Expected seeds that `SeedGenerator.next` alone changes, got "
-        f"{node.op} '{name}', which sets one: draws would not be secret, or "
-        "would be the same twice. Leave it out, or use another SeedGenerator."
+        f"{found}: draws would not be secret, or would be the same twice. "
+        "Leave it out, or use another SeedGenerator."
     )
 
 
