@@ -24,16 +24,9 @@ from launchers import (
     tokens,
     train_config,
 )
-from tf_dpsub import (
-    accounting,
-    callbacks,
-    data,
-    files,
-    interruptions,
-    layers,
-    workers,
-)
+from tf_dpsub import accounting, callbacks, data, files, interruptions, layers
 from tf_dpsub.analysis.step_cost import measure_step
+from tf_dpsub.training import workers
 
 
 def train(config, workdir, resume=False, results_only=False, command=None):

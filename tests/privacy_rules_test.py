@@ -16,7 +16,7 @@ import tensorflow as tf
 from scipy import stats
 
 import tf_dpsub
-from tests.private_model_test import (
+from tests.training.private_model_test import (
     EXACT,
     EXAMPLES,
     FEATURES,

@@ -30,7 +30,7 @@ def __getattr__(name):
     if name in _MODULES:
         return importlib.import_module(f"tf_dpsub.{name}")
     if name in _NAMES:
-        module = importlib.import_module("tf_dpsub.private_model")
+        module = importlib.import_module("tf_dpsub.training.private_model")
         return getattr(module, name)
     raise AttributeError(
         f"module 'tf_dpsub' has no attribute {name!r}",
@@ -46,5 +46,5 @@ def __dir__():
 _keras = sys.modules.get("keras")
 if _keras is not None and _keras.config.backend() == "tensorflow":
     # It finds what a saved model is made of by the names that these register.
-    for _name in ("layers", "optimizers", "private_model"):
+    for _name in ("layers", "optimizers", "training.private_model"):
         importlib.import_module(f"tf_dpsub.{_name}")

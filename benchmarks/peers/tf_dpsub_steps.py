@@ -20,7 +20,7 @@ import tensorflow as tf
 import tf_dpsub
 from benchmarks import steps
 from benchmarks.peers import timing, workloads
-from tf_dpsub import microbatches
+from tf_dpsub.training import microbatches
 
 METHODS = (
     "plain",

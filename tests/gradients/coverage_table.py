@@ -13,10 +13,11 @@ import tensorflow as tf
 from keras import layers, losses
 from keras.src.trainers.compile_utils import CompileLoss
 
-from tf_dpsub import gradients, private_step, step_states
+from tf_dpsub import gradients
 from tf_dpsub.gradients import selection
 from tf_dpsub.gradients.tracing import trace
-from tf_dpsub.per_example_loss import PerExampleLoss
+from tf_dpsub.training import private_step, step_states
+from tf_dpsub.training.per_example_loss import PerExampleLoss
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs/engine_coverage.md"
 

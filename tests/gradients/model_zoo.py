@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras.src.trainers.compile_utils import CompileLoss
 
 from tf_dpsub import gradients
-from tf_dpsub.per_example_loss import PerExampleLoss
+from tf_dpsub.training.per_example_loss import PerExampleLoss
 
 layers = keras.layers
 

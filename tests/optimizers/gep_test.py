@@ -10,7 +10,6 @@ import tensorflow as tf
 from scipy import stats
 
 import tf_dpsub
-from tests import private_model_test as plain_test
 from tests.subspaces.linear_models import (
     PARAMETERS,
     attach,
@@ -21,6 +20,7 @@ from tests.subspaces.linear_models import (
     network,
     orthonormal,
 )
+from tests.training import private_model_test as plain_test
 from tf_dpsub import accounting, gradients
 from tf_dpsub.optimizers import GEP
 from tf_dpsub.subspaces import (

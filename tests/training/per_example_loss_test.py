@@ -10,7 +10,7 @@ from keras import tree
 from keras.src import backend
 from keras.src.trainers.compile_utils import CompileLoss
 
-from tf_dpsub.per_example_loss import PerExampleLoss
+from tf_dpsub.training.per_example_loss import PerExampleLoss
 
 # All different, so that no two axes can be taken for each other.
 BATCH, TIME, CLASSES = 4, 5, 3

@@ -16,24 +16,23 @@ from absl import logging
 from keras import tree
 from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
 
-from tf_dpsub import (
-    accounting,
-    carried_ledger,
-    interruptions,
-    loss_scales,
-    microbatches,
-    model_checks,
-    own_loss,
-    private_step,
-    quiet_errors,
-    workers,
-)
-from tf_dpsub.callbacks import private_selection
+from tf_dpsub import accounting, interruptions
 from tf_dpsub.data import given_batches, poisson_batches
 from tf_dpsub.data.overlap import count_common
 from tf_dpsub.layers import conversion
 from tf_dpsub.optimizers import clipping
 from tf_dpsub.optimizers.private_optimizer import PrivateOptimizer
+from tf_dpsub.training import (
+    carried_ledger,
+    loss_scales,
+    microbatches,
+    model_checks,
+    own_loss,
+    private_selection,
+    private_step,
+    quiet_errors,
+    workers,
+)
 
 # With weights of examples and without, say: steps that are kept.
 _KINDS_OF_BATCHES = 4

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.private_model_test import (
+from tests.training.private_model_test import (
     CLASSES,
     EXACT,
     EXAMPLES,

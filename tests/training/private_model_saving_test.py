@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import tf_dpsub
-from tests.private_model_test import (
+from tests.training.private_model_test import (
     EXACT,
     EXAMPLES,
     X,

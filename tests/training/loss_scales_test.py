@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tf_dpsub import loss_scales
+from tf_dpsub.training import loss_scales
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,13 @@ import tensorflow as tf
 from keras import tree
 from keras.src import backend
 
-from tf_dpsub import gradients, ids, own_loss, step_states
+from tf_dpsub import gradients
 from tf_dpsub.gradients import operator, selection
 from tf_dpsub.gradients.graph import effects, sources
 from tf_dpsub.gradients.tracing import trace
 from tf_dpsub.layers import conversion
-from tf_dpsub.per_example_loss import PerExampleLoss
+from tf_dpsub.training import ids, own_loss, step_states
+from tf_dpsub.training.per_example_loss import PerExampleLoss
 
 # float16 losses are multiplied by this constant, which is public: gradients
 # would underflow. Rows are divided by it in float32, before their norms.

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tf_dpsub
-from tf_dpsub import microbatches
+from tf_dpsub.training import microbatches
 
 L = keras.layers
 

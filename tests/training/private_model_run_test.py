@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tf_dpsub
-from tests.private_model_test import (
+from tests.training.private_model_test import (
     X,
     Y,
     assert_same_weights,
@@ -16,7 +16,7 @@ from tests.private_model_test import (
     private,
     twin,
 )
-from tf_dpsub import private_step
+from tf_dpsub.training import private_step
 
 layers = keras.layers
 

@@ -6,7 +6,7 @@ import pytest
 from keras import ops
 
 import tf_dpsub
-from tests.private_model_test import (
+from tests.training.private_model_test import (
     CLASSES,
     EXACT,
     EXAMPLES,

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tf_dpsub
-from tests.private_model_test import (
+from tests.training.private_model_test import (
     CLASSES,
     EXAMPLES,
     FEATURES,

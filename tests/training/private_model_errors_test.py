@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tf_dpsub
-from tests.private_model_test import (
+from tests.training.private_model_test import (
     EXAMPLES,
     W,
     X,
@@ -17,7 +17,8 @@ from tests.private_model_test import (
     mlp,
     private,
 )
-from tf_dpsub import accounting, data, gradients, model_checks
+from tf_dpsub import accounting, data, gradients
+from tf_dpsub.training import model_checks
 
 layers = keras.layers
 
