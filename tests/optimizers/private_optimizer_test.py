@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tf_dpsub import optimizers
-from tf_dpsub.optimizers import noise
+from tf_dpsub.primitives import noise
 
 ARGUMENTS = {"noise_multiplier": 1.5, "l2_norm_clip": 0.5, "batch_size": 10}
 

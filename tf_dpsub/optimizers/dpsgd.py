@@ -6,8 +6,8 @@ Implementation of "Deep Learning with Differential Privacy" (Abadi et al.,
 
 import keras
 
-from tf_dpsub.optimizers.clipping import clipped_sum
 from tf_dpsub.optimizers.private_optimizer import PrivateOptimizer
+from tf_dpsub.primitives.clipping import clipped_sum
 
 
 @keras.saving.register_keras_serializable("tf_dpsub")

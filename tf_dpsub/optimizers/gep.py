@@ -10,9 +10,9 @@ import math
 import keras
 import tensorflow as tf
 
-from tf_dpsub.optimizers.clipping import clip_factors
 from tf_dpsub.optimizers.private_optimizer import check_privacy
 from tf_dpsub.optimizers.subspace_optimizer import SubspaceOptimizer
+from tf_dpsub.primitives.clipping import clip_factors
 
 # PRIVACY: the squared norm of a residual is a difference, in which rounding and
 # what V lacks to be orthonormal leave this share of the gradient's.

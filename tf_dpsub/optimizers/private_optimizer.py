@@ -10,8 +10,8 @@ import keras
 import tensorflow as tf
 
 from tf_dpsub.checks import check_count, is_int
-from tf_dpsub.optimizers import grid, noise
-from tf_dpsub.optimizers.clipping import LARGEST_MICROBATCH
+from tf_dpsub.primitives import grid, noise
+from tf_dpsub.primitives.clipping import LARGEST_MICROBATCH
 
 _SMALLEST_CLIP = 1e-12
 PER_EXAMPLE = ("auto", "graph", "vectorized_map")

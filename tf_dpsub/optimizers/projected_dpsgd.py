@@ -8,9 +8,9 @@ import keras
 import tensorflow as tf
 
 from tf_dpsub.checks import is_int
-from tf_dpsub.optimizers import noise as noise_draws
-from tf_dpsub.optimizers.clipping import clip_factors, clipped_sum
 from tf_dpsub.optimizers.subspace_optimizer import SubspaceOptimizer
+from tf_dpsub.primitives import noise as noise_draws
+from tf_dpsub.primitives.clipping import clip_factors, clipped_sum
 
 _NOISE = ("subspace", "ambient")
 

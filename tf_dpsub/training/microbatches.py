@@ -5,7 +5,7 @@ import math
 import tensorflow as tf
 from keras import tree
 
-from tf_dpsub.optimizers.clipping import LARGEST_MICROBATCH
+from tf_dpsub.primitives.clipping import LARGEST_MICROBATCH
 
 # What larger microbatches work on leaves the caches of a CPU...
 _ON_CPU = 64

@@ -20,8 +20,8 @@ from tf_dpsub import accounting, interruptions
 from tf_dpsub.data import given_batches, poisson_batches
 from tf_dpsub.data.overlap import count_common
 from tf_dpsub.layers import conversion
-from tf_dpsub.optimizers import clipping
 from tf_dpsub.optimizers.private_optimizer import PrivateOptimizer
+from tf_dpsub.primitives import clipping
 from tf_dpsub.training import (
     carried_ledger,
     loss_scales,

@@ -8,7 +8,7 @@ import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
 from tf_dpsub.gradients.graph import seeds, sources
-from tf_dpsub.optimizers import threefry
+from tf_dpsub.primitives import threefry
 
 # What the key of a step is used for: the next one, keys for all passes, and,
 # from 1 on, those of a pass of a replica.

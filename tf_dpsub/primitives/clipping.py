@@ -4,7 +4,7 @@ import math
 
 import tensorflow as tf
 
-from tf_dpsub.optimizers import grid
+from tf_dpsub.primitives import grid
 
 # What float32 rounding in norms, and in sums of so many rows, may add to a
 # clipped row: whether one of them is there changes how the others are rounded.

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_dpsub.optimizers import threefry
+from tf_dpsub.primitives import threefry
 
 ONES = 2**32 - 1
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from tf_dpsub.optimizers.clipping import clip_factors
+from tf_dpsub.primitives.clipping import clip_factors
 
 TINY = np.finfo("float32").tiny
 BOUNDS = np.concatenate(

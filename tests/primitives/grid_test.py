@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 from scipy import stats
 
-from tf_dpsub.optimizers import grid
-from tf_dpsub.optimizers.grid import GridNoise
+from tf_dpsub.primitives import grid
+from tf_dpsub.primitives.grid import GridNoise
 
 # Standard deviations in spacings: at both ends of what an entry spans, with
 # two blocks of random words and with three.

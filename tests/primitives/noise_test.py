@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 from scipy import stats
 
-from tf_dpsub.optimizers import noise
-from tf_dpsub.optimizers.grid import GridNoise, spacing
+from tf_dpsub.primitives import noise
+from tf_dpsub.primitives.grid import GridNoise, spacing
 
 # The statistics are of fixed keys: they do not fail by chance.
 KEY = tf.constant([1, 2], tf.int64)

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
-from tf_dpsub.optimizers import grid, threefry
+from tf_dpsub.primitives import grid, threefry
 
 # From so many numbers on, XLA compiles the drawing on a CPU: it takes a quarter
 # of the time, and a second to compile. It draws pieces of this size at most,
