@@ -25,7 +25,7 @@ from launchers import (
     train_config,
 )
 from tf_dpsub import accounting, callbacks, data, files, interruptions, layers
-from tf_dpsub.analysis.step_cost import measure_step
+from tf_dpsub.planning.step_cost import measure_step
 from tf_dpsub.training import workers
 
 

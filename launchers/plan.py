@@ -121,7 +121,7 @@ def announcement(config, compared):
 
     Args:
         config: `ml_collections.ConfigDict`.
-        compared: dict, arguments for `tf_dpsub.analysis.plan`.
+        compared: dict, arguments for `tf_dpsub.planning.plan`.
     """
     batch_size = compared.get("batch_size", config.batch_size)
     lines = {
@@ -141,7 +141,7 @@ def training_command(candidate, batch_size, config, flags_of_config):
     """The command that trains what a candidate stands for.
 
     Args:
-        candidate: `tf_dpsub.analysis.Candidate`.
+        candidate: `tf_dpsub.planning.Candidate`.
         batch_size: int.
         config: `ml_collections.ConfigDict` that was planned for.
         flags_of_config: list of strings, those that name and change it.
@@ -213,7 +213,7 @@ def write(found, config, folder, command, training=None):
     """Writes a plan as JSON, as a table and as a figure, and prints it.
 
     Args:
-        found: `tf_dpsub.analysis.Plan`.
+        found: `tf_dpsub.planning.Plan`.
         config: `ml_collections.ConfigDict`.
         folder: `pathlib.Path`.
         command: string, what made it.

@@ -5,7 +5,7 @@ import copy
 import keras
 
 from launchers import config_checks, config_objects, tasks, tokens
-from tf_dpsub import analysis
+from tf_dpsub import planning
 
 LABELLED = ("public", "test")
 
@@ -23,11 +23,11 @@ def plan_of(config, labelled="public", most=1000, **kwargs):
             `"public"`, those of the config, or `"test"`, the test split, which
             is taken to be public. Defaults to `"public"`.
         most: int, how many of them. Defaults to `1000`.
-        **kwargs: further arguments of `tf_dpsub.analysis.plan`, which take the
+        **kwargs: further arguments of `tf_dpsub.planning.plan`, which take the
             place of the config's.
 
     Returns:
-        A `tf_dpsub.analysis.Plan`.
+        A `tf_dpsub.planning.Plan`.
 
     Raises:
         ValueError: if the config does not fit, or there are no such examples.
@@ -75,7 +75,7 @@ def plan_of(config, labelled="public", most=1000, **kwargs):
     }
     if config.noise_multiplier is not None:
         own["epsilon"] = None
-    return analysis.plan(
+    return planning.plan(
         plain,
         x,
         y,

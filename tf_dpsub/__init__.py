@@ -19,6 +19,7 @@ _MODULES = (
     "layers",
     "models",
     "optimizers",
+    "planning",
     "subspaces",
 )
 _NAMES = ("PrivateModel", "make_private")

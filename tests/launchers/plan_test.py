@@ -9,7 +9,7 @@ import pytest
 from launchers import plan, planning
 from tests.launchers.programs import run_program
 from tests.launchers.train_test import digits_config
-from tf_dpsub import analysis
+from tf_dpsub.planning import Candidate
 
 QUICK = {"simulated_steps": 5, "points": 2, "measure_cost": False}
 
@@ -61,7 +61,7 @@ def test_reads_no_private_example(tmp_path):
 
 
 def candidate(method, rank):
-    return analysis.Candidate(
+    return Candidate(
         method=method,
         rank=rank,
         l2_norm_clip=0.5,

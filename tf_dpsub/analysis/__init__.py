@@ -1,9 +1,7 @@
-"""Of what dimension gradients are: tools for a user's own model.
-
-What trains is loaded when it is first used: the rest needs no TensorFlow.
-"""
+"""Spectral analysis of gradients: tools for a user's own model."""
 
 import importlib
+import warnings
 
 from tf_dpsub.analysis.convex import averaged_sgd
 from tf_dpsub.analysis.distances import (
@@ -26,18 +24,13 @@ from tf_dpsub.analysis.spectra import (
 )
 
 __all__ = [
-    "Candidate",
     "DecayFit",
     "GradientStore",
-    "Plan",
-    "Signal",
     "Spectrum",
-    "StepCost",
     "averaged_sgd",
     "decay_exponent",
     "excess_loss_bound",
     "explained_energy",
-    "plan",
     "principal_angles",
     "projection_residual",
     "restricted_lipschitz",
@@ -46,25 +39,19 @@ __all__ = [
     "top_singular_values",
 ]
 
-_WITH_TENSORFLOW = {
-    "Candidate": "planner",
-    "Plan": "planner",
-    "Signal": "signals",
-    "StepCost": "step_cost",
-    "plan": "planner",
-}
+# Until version 0.2, what `tf_dpsub.planning` has.
+_PLANNING = ("Candidate", "Plan", "Signal", "StepCost", "plan")
 
 
 def __getattr__(name):
-    if name in _WITH_TENSORFLOW:
-        module = importlib.import_module(
-            f"tf_dpsub.analysis.{_WITH_TENSORFLOW[name]}"
+    if name in _PLANNING:
+        warnings.warn(
+            f"tf_dpsub.analysis.{name} is now tf_dpsub.planning.{name}; the "
+            "old name goes in version 0.2.",
+            FutureWarning,
+            stacklevel=2,
         )
-        return getattr(module, name)
+        return getattr(importlib.import_module("tf_dpsub.planning"), name)
     raise AttributeError(
         f"module 'tf_dpsub.analysis' has no attribute {name!r}"
     )
-
-
-def __dir__():
-    return sorted([*globals(), *__all__])

@@ -6,8 +6,9 @@ from collections.abc import Callable
 import keras
 import numpy as np
 
-import tf_dpsub
+from tf_dpsub import layers
 from tf_dpsub.auditing.lower_bounds import epsilon_of_one_run
+from tf_dpsub.training.private_model import make_private
 
 # Of gradients of canaries, relative to the clip.
 _HUGE = 1e3
@@ -151,9 +152,9 @@ def audit_by_gradients(
             ]
         )
         if carrier_rank is not None:
-            tf_dpsub.layers.reparametrize(plain, carrier_rank)
+            layers.reparametrize(plain, carrier_rank)
         optimizer = make_optimizer(keras.optimizers.SGD(1.0), canaries)
-        model = tf_dpsub.make_private(plain)
+        model = make_private(plain)
         model.compile(optimizer, loss=_linear)
         x = np.diag(is_in).astype(np.float32) * optimizer.l2_norm_clip * _HUGE
         model.fit(

@@ -15,10 +15,11 @@ import numpy as np
 import tensorflow as tf
 from scipy import stats
 
-import tf_dpsub
+from tf_dpsub import accounting, layers
 from tf_dpsub.auditing.lower_bounds import epsilon_of_rates
 from tf_dpsub.data import given_batches
 from tf_dpsub.optimizers import GEP
+from tf_dpsub.training.private_model import make_private
 
 # Kernels [inputs, outputs] of the model whose gradients are given.
 _KERNELS = ((6, 4), (5, 3))
@@ -115,11 +116,11 @@ class MechanismAudit:
         self._dtype_policy = dtype_policy
         model = _linear_model(dtype_policy)
         if carrier_rank is not None:
-            tf_dpsub.layers.reparametrize(model, carrier_rank)
+            layers.reparametrize(model, carrier_rank)
         self.optimizer = make_optimizer(
             keras.optimizers.SGD(1.0), model.count_params()
         )
-        self._model = tf_dpsub.make_private(model)
+        self._model = make_private(model)
         self._model.compile(self.optimizer, loss=_product)
         empty = self._batch(self.nothing())
         self._model.prepare_training(
@@ -569,7 +570,7 @@ class MechanismAudit:
 
     def _claimed_epsilon(self, delta):
         """Of one step on a batch that is given."""
-        return tf_dpsub.accounting.epsilon(
+        return accounting.epsilon(
             noise_multiplier=self.optimizer.effective_noise_multiplier,
             sampling_rate=1.0,
             steps=1,

@@ -5,7 +5,7 @@ import warnings
 
 import keras
 
-import tf_dpsub
+from tf_dpsub.training.private_model import PrivateModel
 
 
 class PrivacyBudget(keras.callbacks.Callback):
@@ -65,7 +65,7 @@ class PrivacyBudget(keras.callbacks.Callback):
 
     def on_train_begin(self, logs=None):
         model = self.model
-        if not isinstance(model, tf_dpsub.PrivateModel):
+        if not isinstance(model, PrivateModel):
             raise ValueError(
                 f"Expected a private model, got {type(model).__name__} "
                 f"'{model.name}', which spends no privacy budget but gives "

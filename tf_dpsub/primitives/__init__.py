@@ -1,1 +1,1 @@
-"""Clipping, and noise on a public grid: what every private optimizer is made of."""
+"""Clipping and noise on a public grid, which all mechanisms are made of."""

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tf_dpsub import layers, optimizers, subspaces
-from tf_dpsub.analysis.signals import Signal, SignalMeter, mean_signal
+from tf_dpsub.planning.signals import Signal, SignalMeter, mean_signal
 
 INPUTS, DIRECTIONS, BATCHES, SIZE = 400, 100, 4, 3
 CLIP, RESIDUAL_CLIP, BATCH_SIZE = 0.5, 0.2, 40

@@ -6,9 +6,9 @@ import keras
 import numpy as np
 import pytest
 
-from tf_dpsub import accounting, analysis, make_private, optimizers
-from tf_dpsub.analysis import planner, step_cost
+from tf_dpsub import accounting, make_private, optimizers, planning
 from tf_dpsub.layers import reparametrized_layers
+from tf_dpsub.planning import planner, step_cost
 
 INPUTS, CLASSES = 200, 4
 SETTING = {
@@ -43,7 +43,7 @@ def data(dimensions, count=160):
 
 
 def planned(dimensions, **changes):
-    return analysis.plan(model(), *data(dimensions), **SETTING | changes)
+    return planning.plan(model(), *data(dimensions), **SETTING | changes)
 
 
 def by_method(found):
@@ -110,7 +110,7 @@ class TestPlan:
     def test_the_model_is_as_before(self):
         own = model()
         before = [w.copy() for w in own.get_weights()]
-        analysis.plan(
+        planning.plan(
             own, *data(2), epsilon=1.0, **SETTING | {"measure_cost": True}
         )
         for old, new in zip(before, own.get_weights()):
@@ -201,7 +201,7 @@ class TestPlan:
         found = []
         for seed in range(4):
             try:
-                analysis.plan(
+                planning.plan(
                     own,
                     x,
                     generator.permutation(y),
@@ -218,7 +218,7 @@ class TestPlan:
 
     def test_needs_targets(self):
         with pytest.raises(ValueError, match="Expected targets.*`basis`"):
-            analysis.plan(model(), data(2)[0], None, epsilon=1.0, **SETTING)
+            planning.plan(model(), data(2)[0], None, epsilon=1.0, **SETTING)
 
     def test_a_model_without_carriers_has_no_rgp(self):
         own = keras.Sequential(
@@ -229,7 +229,7 @@ class TestPlan:
             ]
         )
         generator = np.random.default_rng(0)
-        found = analysis.plan(
+        found = planning.plan(
             own,
             generator.normal(size=(64, 6, 2)).astype("float32"),
             generator.normal(size=(64, 1)).astype("float32"),

@@ -6,7 +6,7 @@ import math
 import tensorflow as tf
 from keras import tree
 
-import tf_dpsub
+from tf_dpsub.training.private_model import make_private
 
 # Draws of the noise, whose energy is averaged.
 _DRAWS = 4
@@ -115,7 +115,7 @@ class SignalMeter:
         self._batches = [b | {"real": tf.ones([size])} for b in batches]
         self._size = size
         self.optimizers = optimizers
-        self.model = tf_dpsub.make_private(model)
+        self.model = make_private(model)
         first = optimizers[0]
         self.model.compile(first, loss=loss)
         self.model.prepare_training(

@@ -9,11 +9,11 @@ import tensorflow as tf
 from absl import logging
 from keras import tree
 
-import tf_dpsub
-from tf_dpsub import accounting
-from tf_dpsub.analysis.signals import Signal, SignalMeter, mean_signal
-from tf_dpsub.analysis.step_cost import StepCost, measure_step
+from tf_dpsub import accounting, layers, optimizers, subspaces
 from tf_dpsub.checks import check_count
+from tf_dpsub.planning.signals import Signal, SignalMeter, mean_signal
+from tf_dpsub.planning.step_cost import StepCost, measure_step
+from tf_dpsub.training.private_model import make_private
 
 METHODS = ("DP-SGD", "PDP-SGD", "B-GEP", "GEP", "RGP")
 # Clips that are tried, relative to the median norm of public gradients.
@@ -214,7 +214,7 @@ def plan(
     Example:
 
     ```python
-    found = tf_dpsub.analysis.plan(
+    found = tf_dpsub.planning.plan(
         model, x_public, y_public,
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         examples=60_000, epsilon=2.0, delta=1e-5, epochs=20,
@@ -411,7 +411,7 @@ class _Search:
         """Takes up a split of the public examples; the first fixes clips."""
         self._trained, self._batches = trained, batches
         self._basis = self._given_basis or trained
-        plain = tf_dpsub.optimizers.DPSGD(
+        plain = optimizers.DPSGD(
             "sgd",
             noise_multiplier=0.0,
             l2_norm_clip=math.inf,
@@ -463,9 +463,9 @@ class _Search:
         """A private model whose steps are as noisy as those of the run."""
         count = len(tree.flatten(self._trained[0])[0])
         own = min(count, self._batch_size)
-        model = tf_dpsub.make_private(self._model)
+        model = make_private(self._model)
         model.compile(
-            tf_dpsub.optimizers.DPSGD(
+            optimizers.DPSGD(
                 self._new_inner(),
                 noise_multiplier=self.noise_multiplier * own / self._batch_size,
                 l2_norm_clip=self._path_clip,
@@ -512,10 +512,10 @@ class _Search:
         try:
             self._try("RGP", rank)
         finally:
-            tf_dpsub.layers.merge(self._model)
+            layers.merge(self._model)
 
     def _reparametrize(self, rank):
-        tf_dpsub.layers.reparametrize(self._model, rank, **self._carriers)
+        layers.reparametrize(self._model, rank, **self._carriers)
 
     def _try(self, method, rank):
         optimizers = self._optimizers(method, rank, self._clips)
@@ -536,11 +536,11 @@ class _Search:
     def _optimizers(self, method, rank, clips):
         """One optimizer for each clip, with noise multiplier 1."""
         make = {
-            "DP-SGD": tf_dpsub.optimizers.DPSGD,
-            "PDP-SGD": tf_dpsub.optimizers.ProjectedDPSGD,
-            "B-GEP": tf_dpsub.optimizers.GEP,
-            "GEP": tf_dpsub.optimizers.GEP,
-            "RGP": tf_dpsub.optimizers.RGP,
+            "DP-SGD": optimizers.DPSGD,
+            "PDP-SGD": optimizers.ProjectedDPSGD,
+            "B-GEP": optimizers.GEP,
+            "GEP": optimizers.GEP,
+            "RGP": optimizers.RGP,
         }[method]
         own = {}
         if method in ("PDP-SGD", "B-GEP", "GEP"):
@@ -567,7 +567,7 @@ class _Search:
 
     def _subspace(self, rank):
         count = len(tree.flatten(self._basis[0])[0])
-        return tf_dpsub.subspaces.PublicSubspace(
+        return subspaces.PublicSubspace(
             *self._basis,
             rank=rank,
             groups=self._groups,
@@ -613,12 +613,12 @@ class _Search:
             self._reparametrize(rank)
         try:
             (optimizer,) = self._optimizers(method, rank, [clip])
-            model = tf_dpsub.make_private(self._model)
+            model = make_private(self._model)
             model.compile(optimizer, loss=self._loss)
             return measure_step(model, *self._trained)
         finally:
             if method == "RGP":
-                tf_dpsub.layers.merge(self._model)
+                layers.merge(self._model)
 
 
 def _follow(meter, is_start):
