@@ -16,7 +16,7 @@ import tensorflow as tf
 from scipy import stats
 
 import tf_dpsub
-from tests.training.private_model_test import (
+from tests.training.plain_models import (
     EXACT,
     EXAMPLES,
     FEATURES,

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 import tf_dpsub
-from tests.optimizers import dpsgd_test
+from tests.optimizers import hostile_steps
 from tests.subspaces.linear_models import (
     PARAMETERS,
     attach,
@@ -322,25 +322,25 @@ class TestRunningSums:
 
 
 def layer_step(model, method, dtype, clip):
-    """`dpsgd_test.Step` for a method, on a model with that layer."""
+    """`hostile_steps.Step` for a method, on a model with that layer."""
     plain = model(dtype)
     subspace = FixedSubspace(
         orthonormal(plain.count_params(), RANK), public=True
     )
     optimizer = make_optimizer(
-        method, subspace, (clip, clip), batch_size=dpsgd_test.BATCH
+        method, subspace, (clip, clip), batch_size=hostile_steps.BATCH
     )
     private = tf_dpsub.make_private(plain)
     private.compile(optimizer, loss=product)
     batch = {
         "x": tf.TensorSpec(
-            [dpsgd_test.BATCH, *plain.input_shape[1:]], plain.inputs[0].dtype
+            [hostile_steps.BATCH, *plain.input_shape[1:]], plain.inputs[0].dtype
         ),
-        "y": tf.TensorSpec([dpsgd_test.BATCH, *plain.output_shape[1:]]),
-        "real": tf.TensorSpec([dpsgd_test.BATCH]),
+        "y": tf.TensorSpec([hostile_steps.BATCH, *plain.output_shape[1:]]),
+        "real": tf.TensorSpec([hostile_steps.BATCH]),
     }
     private.prepare_training(batch)
-    scale = dpsgd_test.LOSS_SCALE.get(dtype, 1.0)
+    scale = hostile_steps.LOSS_SCALE.get(dtype, 1.0)
 
     def losses(batch):
         outputs = tf.cast(plain(batch["x"], training=True), tf.float32)
@@ -358,17 +358,17 @@ def layer_step(model, method, dtype, clip):
         )
         return optimizer.released_sums(optimizer.clipped_sums(rows, keep))
 
-    return dpsgd_test.Step(plain, released)
+    return hostile_steps.Step(plain, released)
 
 
 class TestLayers:
     """The hostile inputs of DP-SGD's tests, where norms are not of rows."""
 
     @pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
-    @pytest.mark.parametrize("model", dpsgd_test.MODELS)
+    @pytest.mark.parametrize("model", hostile_steps.MODELS)
     @pytest.mark.parametrize("method", ["pdp", "gep"])
     def test_one_example_moves_it_by_the_clip(self, method, model, dtype):
-        clip, hostile = dpsgd_test.CLIP, dpsgd_test.HOSTILE
+        clip, hostile = hostile_steps.CLIP, hostile_steps.HOSTILE
         step = layer_step(model, method, dtype, clip)
 
         def released(x, t, keep):
@@ -377,13 +377,13 @@ class TestLayers:
 
         random = np.random.default_rng(0)
         x, t = step.ordinary(random)
-        everyone = np.ones(dpsgd_test.BATCH)
+        everyone = np.ones(hostile_steps.BATCH)
         others = everyone.copy()
         others[hostile] = 0
         without = released(x, t, others)
         largest = 0
-        for kind in [kind for kind in dpsgd_test.KINDS for _ in range(2)]:
-            x[hostile], t[hostile] = dpsgd_test.hostile_example(
+        for kind in [kind for kind in hostile_steps.KINDS for _ in range(2)]:
+            x[hostile], t[hostile] = hostile_steps.hostile_example(
                 step, kind, random
             )
             with_it = released(x, t, everyone)

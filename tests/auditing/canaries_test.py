@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from tests.auditing.mechanisms_test import WithHalfTheNoise
+from tests.auditing.audited_mechanisms import WithHalfTheNoise
 from tf_dpsub import optimizers
 from tf_dpsub.auditing import audit_by_gradients, audit_one_run
 from tf_dpsub.subspaces import RandomSubspace

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import strategies
 from hypothesis.extra import numpy as arrays
 
-from tests.auditing.mechanisms_test import CHECKS, MECHANISMS, audit_of
+from tests.auditing.audited_mechanisms import CHECKS, MECHANISMS, audit_of
 
 _ROWS = 16
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.training.private_model_test import X, Y, dpsgd, linear, private
+from tests.training.plain_models import X, Y, dpsgd, linear, private
 from tf_dpsub.data import PoissonBatches, overlap
 
 N = len(X)

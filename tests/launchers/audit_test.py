@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from launchers import audit, membership
-from tests.auditing.mechanisms_test import CHECKS, WithHalfTheNoise
+from tests.auditing.audited_mechanisms import CHECKS, WithHalfTheNoise
 from tests.launchers.programs import run_program
 from tf_dpsub import optimizers
 

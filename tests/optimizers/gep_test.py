@@ -20,7 +20,7 @@ from tests.subspaces.linear_models import (
     network,
     orthonormal,
 )
-from tests.training import private_model_test as plain_test
+from tests.training import plain_models
 from tf_dpsub import accounting, gradients
 from tf_dpsub.optimizers import GEP
 from tf_dpsub.subspaces import (
@@ -167,36 +167,36 @@ class TestGradient:
         assert error < 1e-5 * np.linalg.norm(expected)
 
     def test_without_clips_trains_as_keras(self):
-        plain = plain_test.mlp()
-        expected = plain_test.twin(plain)
+        plain = plain_models.mlp()
+        expected = plain_models.twin(plain)
         optimizer = GEP(
             keras.optimizers.Adam(0.05),
             subspace=RandomSubspace(5, groups="layers"),
             noise_multiplier=0.0,
             l2_norm_clip=math.inf,
             residual_norm_clip=math.inf,
-            batch_size=plain_test.EXAMPLES,
+            batch_size=plain_models.EXAMPLES,
             microbatch_size=7,
         )
-        model = plain_test.private(plain, optimizer)
-        model.fit(plain_test.X, plain_test.Y, epochs=3, verbose=0)
-        plain_test.fit_plainly(expected, keras.optimizers.Adam(0.05))
-        plain_test.assert_same_weights(plain, expected)
+        model = plain_models.private(plain, optimizer)
+        model.fit(plain_models.X, plain_models.Y, epochs=3, verbose=0)
+        plain_models.fit_plainly(expected, keras.optimizers.Adam(0.05))
+        plain_models.assert_same_weights(plain, expected)
 
     @pytest.mark.parametrize("per_example", ["graph", "vectorized_map"])
     def test_follows_the_paper_on_a_network(self, per_example):
         """Against rows that TensorFlow computes one example at a time."""
-        plain = plain_test.mlp()
+        plain = plain_models.mlp()
         basis = orthonormal(plain.count_params(), 6)
         optimizer = gep(
             fixed(basis),
             l2_norm_clip=0.05,
             residual_norm_clip=0.2,
-            batch_size=plain_test.EXAMPLES,
+            batch_size=plain_models.EXAMPLES,
             microbatch_size=6,
             per_example=per_example,
         )
-        model = plain_test.private(plain, optimizer)
+        model = plain_models.private(plain, optimizer)
         variables = [v.value for v in plain.trainable_variables]
 
         def losses(batch):
@@ -214,15 +214,15 @@ class TestGradient:
 
         rows = np.concatenate(
             [
-                np.reshape(r, [plain_test.EXAMPLES, -1])
+                np.reshape(r, [plain_models.EXAMPLES, -1])
                 for r in rows_of(
-                    tf.constant(plain_test.X), tf.constant(plain_test.Y)
+                    tf.constant(plain_models.X), tf.constant(plain_models.Y)
                 )
             ],
             1,
         ).astype("float64")
         before = flat(plain.get_weights())
-        model.train_on_batch(plain_test.X, plain_test.Y)
+        model.train_on_batch(plain_models.X, plain_models.Y)
         found = before - flat(plain.get_weights())
         expected = expected_gradient(rows, basis, (0.05, 0.2))
         assert np.linalg.norm(found - expected) < 2.0**-9 * 0.25
@@ -250,18 +250,18 @@ class TestGradient:
         found = []
         for arguments in ({}, how):
             keras.utils.set_random_seed(0)
-            plain = plain_test.mlp()
+            plain = plain_models.mlp()
             optimizer = gep(
                 fixed(orthonormal(43, 5)),
                 l2_norm_clip=0.1,
                 residual_norm_clip=0.2,
-                batch_size=plain_test.EXAMPLES,
+                batch_size=plain_models.EXAMPLES,
                 microbatch_size=7,
             )
-            model = plain_test.private(plain, optimizer, **arguments)
-            model.fit(plain_test.X, plain_test.Y, epochs=3, verbose=0)
+            model = plain_models.private(plain, optimizer, **arguments)
+            model.fit(plain_models.X, plain_models.Y, epochs=3, verbose=0)
             found.append(plain)
-        plain_test.assert_same_weights(*found)
+        plain_models.assert_same_weights(*found)
 
     def test_is_divided_by_the_public_batch_size(self):
         optimizer = gep(batch_size=100)

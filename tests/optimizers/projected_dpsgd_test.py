@@ -20,7 +20,7 @@ from tests.subspaces.linear_models import (
     network,
     orthonormal,
 )
-from tests.training import private_model_test as plain_test
+from tests.training import plain_models
 from tf_dpsub import accounting
 from tf_dpsub.optimizers import ProjectedDPSGD
 from tf_dpsub.subspaces import FixedSubspace, PublicSubspace, RandomSubspace
@@ -110,19 +110,19 @@ class TestGradient:
             ),
         ):
             keras.utils.set_random_seed(0)
-            plain = plain_test.mlp()
+            plain = plain_models.mlp()
             assert plain.count_params() == 43
             optimizer = make(
                 optimizer=keras.optimizers.SGD(0.5, momentum=0.9),
                 noise_multiplier=0.0,
                 l2_norm_clip=clip,
-                batch_size=plain_test.EXAMPLES,
+                batch_size=plain_models.EXAMPLES,
                 microbatch_size=7,
             )
-            model = plain_test.private(plain, optimizer)
-            model.fit(plain_test.X, plain_test.Y, epochs=3, verbose=0)
+            model = plain_models.private(plain, optimizer)
+            model.fit(plain_models.X, plain_models.Y, epochs=3, verbose=0)
             results.append(plain)
-        plain_test.assert_same_weights(*results)
+        plain_models.assert_same_weights(*results)
 
     @pytest.mark.parametrize("noise", ["subspace", "ambient"])
     def test_microbatches_never_change_it(self, noise):
@@ -145,21 +145,23 @@ class TestGradient:
             {"run_eagerly": True},
         ):
             keras.utils.set_random_seed(0)
-            plain = plain_test.mlp()
+            plain = plain_models.mlp()
             optimizer = ProjectedDPSGD(
                 keras.optimizers.Adam(0.05),
                 subspace=fixed(orthonormal(43, 5)),
                 noise_multiplier=0.0,
                 l2_norm_clip=0.3,
-                batch_size=plain_test.EXAMPLES,
+                batch_size=plain_models.EXAMPLES,
                 microbatch_size=7,
                 start_step=1,
             )
-            model = plain_test.private(plain, optimizer, **how)
-            model.fit(plain_test.X, plain_test.Y, steps_per_epoch=4, verbose=0)
+            model = plain_models.private(plain, optimizer, **how)
+            model.fit(
+                plain_models.X, plain_models.Y, steps_per_epoch=4, verbose=0
+            )
             found.append(plain)
         for other in found[1:]:
-            plain_test.assert_same_weights(other, found[0])
+            plain_models.assert_same_weights(other, found[0])
 
 
 # For noise alone: targets of zero have no gradient.

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tf_dpsub
-from tests.optimizers import dpsgd_test
+from tests.optimizers import hostile_steps
 from tf_dpsub import gradients, layers
 from tf_dpsub.optimizers import DPSGD, RGP
 
@@ -251,15 +251,15 @@ class TestRelease:
         if 1 <= scale <= 1e15:
             assert moved > 0.69
 
-    @pytest.mark.parametrize("dtype", dpsgd_test.DTYPES)
+    @pytest.mark.parametrize("dtype", hostile_steps.DTYPES)
     @pytest.mark.parametrize("rank", [1, 3])
     @pytest.mark.parametrize(
         "model",
         [
-            dpsgd_test.dense,
-            dpsgd_test.dense_by_gram,
-            dpsgd_test.dense_by_rows,
-            dpsgd_test.conv,
+            hostile_steps.dense,
+            hostile_steps.dense_by_gram,
+            hostile_steps.dense_by_rows,
+            hostile_steps.conv,
         ],
     )
     def test_hostile_examples_move_it_by_the_clip(self, model, rank, dtype):
@@ -267,14 +267,14 @@ class TestRelease:
         plain = layers.reparametrize(model(dtype), rank)
         private = tf_dpsub.make_private(plain)
         optimizer = rgp(
-            l2_norm_clip=dpsgd_test.CLIP,
-            batch_size=dpsgd_test.BATCH,
+            l2_norm_clip=hostile_steps.CLIP,
+            batch_size=hostile_steps.BATCH,
             carriers="random",
         )
         private.compile(optimizer, "mse")
         optimizer.build_for(private)
         optimizer.prepare(private)
-        scale = dpsgd_test.LOSS_SCALE.get(dtype, 1.0)
+        scale = hostile_steps.LOSS_SCALE.get(dtype, 1.0)
 
         def losses(batch):
             outputs = tf.cast(plain(batch["x"], training=True), tf.float32)
@@ -292,7 +292,9 @@ class TestRelease:
             )
             return [*optimizer.clipped_sums(rows, keep), rows.valid]
 
-        reached = dpsgd_test.check_sensitivity(dpsgd_test.Step(plain, sums))
+        reached = hostile_steps.check_sensitivity(
+            hostile_steps.Step(plain, sums)
+        )
         assert reached["ordinary"][0] > 0.99
 
     def test_all_parts_are_clipped_as_one(self):

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tf_dpsub
-from tests.training.private_model_test import X, Y, dpsgd, linear, loss, private
+from tests.training.plain_models import X, Y, dpsgd, linear, loss, private
 
 CHANGED = "the weights were changed after the last private step"
 BETWEEN = "changes of the weights between private steps"

@@ -6,7 +6,7 @@ import pytest
 from keras import ops
 
 import tf_dpsub
-from tests.training.private_model_test import (
+from tests.training.plain_models import (
     CLASSES,
     EXACT,
     EXAMPLES,

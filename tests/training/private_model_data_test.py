@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.training.private_model_test import (
+from tests.training.plain_models import (
     EXACT,
     EXAMPLES,
     FEATURES,

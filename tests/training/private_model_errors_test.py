@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tf_dpsub
-from tests.training.private_model_test import (
+from tests.training.plain_models import (
     EXAMPLES,
     W,
     X,

@@ -9,7 +9,7 @@ import pytest
 from keras.src.saving import saving_lib
 
 import tf_dpsub
-from tests.training.private_model_test import X, Y, dpsgd, linear, loss
+from tests.training.plain_models import X, Y, dpsgd, linear, loss
 from tf_dpsub import accounting
 
 pytestmark = pytest.mark.slow

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.training.private_model_test import X, Y, dpsgd, linear, private
+from tests.training.plain_models import X, Y, dpsgd, linear, private
 from tf_dpsub.training import workers
 
 SETTINGS = {"l2_norm_clip": 1.0, "examples": 600, "seed": None}

@@ -1,0 +1,70 @@
+"""Mechanisms that an audit is given in tests, and one that it refuses."""
+
+import numpy as np
+
+from tf_dpsub import optimizers
+from tf_dpsub.auditing import MechanismAudit
+from tf_dpsub.subspaces import FixedSubspace
+
+# At q = 1 and delta = 1e-5 a step has epsilon 1.
+SETTINGS = {"noise_multiplier": 3.73, "l2_norm_clip": 0.7, "batch_size": 16}
+CHECKS = [
+    "variance",
+    "distribution",
+    "independence",
+    "divisor",
+    "sensitivity",
+    "epsilon",
+    "low bits",
+]
+
+
+def subspace(weights):
+    directions = np.random.default_rng(0).normal(size=(weights, 5))
+    return FixedSubspace(np.linalg.qr(directions)[0], public=True)
+
+
+def dpsgd(inner, weights, make=optimizers.DPSGD, **changes):
+    return make(inner, **SETTINGS | changes)
+
+
+def in_subspace(make, **changes):
+    return lambda inner, weights: make(
+        inner, subspace=subspace(weights), **SETTINGS | changes
+    )
+
+
+MECHANISMS = {
+    "DPSGD": dpsgd,
+    "DPSGD, one at a time": lambda inner, weights: dpsgd(
+        inner, weights, per_example="vectorized_map"
+    ),
+    "DPSGD, secure noise": lambda inner, weights: dpsgd(
+        inner, weights, secure_noise=True
+    ),
+    "ProjectedDPSGD": in_subspace(optimizers.ProjectedDPSGD),
+    "ProjectedDPSGD, ambient": in_subspace(
+        optimizers.ProjectedDPSGD, noise="ambient"
+    ),
+    "GEP": in_subspace(optimizers.GEP, residual_norm_clip=0.2),
+    "GEP, unequal": in_subspace(
+        optimizers.GEP, residual_norm_clip=0.2, residual_noise_multiplier=2.0
+    ),
+    "B-GEP": in_subspace(optimizers.GEP, residual=False),
+    "RGP": lambda inner, weights: dpsgd(
+        inner, weights, optimizers.RGP, carriers="random"
+    ),
+    "DPPowerSGD": lambda inner, weights: dpsgd(
+        inner, weights, optimizers.DPPowerSGD, rank=2
+    ),
+}
+
+
+def audit_of(make, name="", **settings):
+    carrier_rank = 2 if name == "RGP" else None
+    return MechanismAudit(make, carrier_rank=carrier_rank, **settings)
+
+
+class WithHalfTheNoise(optimizers.DPSGD):
+    def noise_stddevs(self):
+        return [s / 2 for s in super().noise_stddevs()]
