@@ -1,5 +1,4 @@
 import copy
-import dataclasses
 import itertools
 import json
 import math
@@ -9,36 +8,18 @@ import pickle
 import dp_accounting
 import pytest
 
+from tests.accounting.entries import (
+    BATCHES,
+    ONCE,
+    PLAIN,
+    POISSON,
+    changed,
+    ledger_of,
+)
 from tf_dpsub import accounting
-from tf_dpsub.accounting import LedgerEntry, PrivacyLedger
+from tf_dpsub.accounting import PrivacyLedger
 
 DELTA = 1e-5
-POISSON = LedgerEntry(
-    mechanism="DPSGD",
-    noise_multiplier=1.3,
-    l2_norm_clip=1.0,
-    batch_size=150,
-    examples=60000,
-    sampler="poisson",
-)
-BATCHES = dataclasses.replace(
-    POISSON, noise_multiplier=18.0, examples=None, sampler="batches"
-)
-ONCE = dataclasses.replace(BATCHES, each_example_once_per_epoch=True)
-PLAIN = dataclasses.replace(
-    POISSON, noise_multiplier=0.0, l2_norm_clip=math.inf
-)
-
-
-def changed(entry, **changes):
-    return dataclasses.replace(entry, **changes)
-
-
-def ledger_of(*charges):
-    ledger = PrivacyLedger()
-    for charge in charges:
-        ledger.charge(*charge)
-    return ledger
 
 
 def reloaded(ledger):
@@ -73,100 +54,6 @@ def writes(monkeypatch):
 
     monkeypatch.setattr(os, "replace", counted)
     return calls
-
-
-class TestLedgerEntry:
-    @pytest.mark.parametrize(
-        "entry, steps, epochs, event, unamplified",
-        [
-            (
-                POISSON,
-                30,
-                2,
-                dp_accounting.SelfComposedDpEvent(
-                    dp_accounting.PoissonSampledDpEvent(
-                        150 / 60000, dp_accounting.GaussianDpEvent(1.3)
-                    ),
-                    30,
-                ),
-                (1.3, 30),
-            ),
-            (BATCHES, 30, 2, (18.0, 30), (18.0, 30)),
-            (ONCE, 30, 2, (18.0, 2), (18.0, 30)),
-            (ONCE, 30, 0, (18.0, 30), (18.0, 30)),
-        ],
-    )
-    def test_event(self, entry, steps, epochs, event, unamplified):
-        def gaussians(noise_multiplier, count):
-            return dp_accounting.SelfComposedDpEvent(
-                dp_accounting.GaussianDpEvent(noise_multiplier), count
-            )
-
-        entry = changed(entry, steps=steps, epochs=epochs)
-        if isinstance(event, tuple):
-            event = gaussians(*event)
-        assert entry.event() == event
-        assert entry.event_without_amplification() == gaussians(*unamplified)
-
-    def test_event_without_noise(self):
-        entry = changed(PLAIN, steps=1)
-        assert entry.event() == dp_accounting.NonPrivateDpEvent()
-        assert (
-            entry.event_without_amplification()
-            == dp_accounting.NonPrivateDpEvent()
-        )
-
-    @pytest.mark.parametrize("entry", [POISSON, BATCHES, ONCE])
-    def test_event_with_private_state(self, entry):
-        """Noise does not cover what a basis of private gradients tells."""
-        entry = changed(entry, private_state=True, steps=1)
-        assert entry.event() == dp_accounting.NonPrivateDpEvent()
-        assert (
-            entry.event_without_amplification()
-            == dp_accounting.NonPrivateDpEvent()
-        )
-
-    @pytest.mark.parametrize("entry", [POISSON, BATCHES, ONCE, PLAIN])
-    def test_event_of_no_steps(self, entry):
-        assert entry.event() == dp_accounting.NoOpDpEvent()
-
-    def test_whole_data_set_in_every_batch(self):
-        entry = changed(POISSON, batch_size=60000, steps=2)
-        assert entry.event() == entry.event_without_amplification()
-
-    def test_sampling_rate(self):
-        assert POISSON.sampling_rate == 150 / 60000
-        assert BATCHES.sampling_rate is None
-
-    @pytest.mark.parametrize(
-        "changes, message",
-        [
-            ({"mechanism": ""}, "mechanism to be a name, got ''"),
-            ({"noise_multiplier": -1}, "0 <= noise_multiplier < inf, got -1"),
-            ({"noise_multiplier": math.nan}, "noise_multiplier < inf, got nan"),
-            ({"l2_norm_clip": 0}, "l2_norm_clip > 0, got 0"),
-            ({"l2_norm_clip": math.nan}, "l2_norm_clip > 0, got nan"),
-            ({"l2_norm_clip": math.inf}, "finite l2_norm_clip .* got inf"),
-            (
-                {"batch_size": 0},
-                "1 <= batch_size <= examples, got batch_size=0",
-            ),
-            ({"batch_size": 60001}, "batch_size=60001, examples=60000"),
-            ({"examples": None}, "Expected examples with sampler='poisson'"),
-            ({"sampler": "shuffled"}, r"one of \('poisson', 'batches'\), got"),
-            ({"steps": -1}, "steps >= 0 and epochs >= 0, got -1 and 0"),
-            ({"fixed_seed": 3}, "Expected True or False, got 3"),
-            ({"private_state": "no"}, "Expected True or False, got 'no'"),
-        ],
-    )
-    def test_invalid(self, changes, message):
-        with pytest.raises(ValueError, match=message):
-            changed(POISSON, **changes)
-
-    @pytest.mark.parametrize("field", ["batch_size", "examples", "steps"])
-    def test_counts_are_whole(self, field):
-        with pytest.raises(TypeError):
-            changed(POISSON, **{field: 1000.5})
 
 
 class TestCounting:
@@ -318,17 +205,6 @@ class TestJson:
         assert reloaded(ledger).to_json() == text
         # Strict JSON knows no infinity.
         assert "Infinity" not in text
-
-    def test_ledger_from_before_there_were_subspaces(self):
-        """It has no steps in one."""
-        ledger = ledger_of((POISSON, 3, 1), (BATCHES, 2))
-        content = json.loads(ledger.to_json())
-        del content["sha256"]
-        for entry in content["entries"]:
-            assert entry.pop("private_state") is False
-            assert entry.pop("uncovered") == []
-        found = PrivacyLedger.from_json(json.dumps(content))
-        assert found.entries == ledger.entries
 
     @pytest.mark.parametrize(
         "duplicate",
@@ -597,82 +473,3 @@ class TestWriteAhead:
     def test_block_is_positive(self, path):
         with pytest.raises(ValueError, match="block >= 1, got 0"):
             PrivacyLedger(path, block=0)
-
-
-def damaged(edit):
-    def apply(text):
-        content = json.loads(text)
-        # Each kind of damage is noticed for itself.
-        del content["sha256"]
-        edit(content)
-        return json.dumps(content)
-
-    return apply
-
-
-class TestDamage:
-    @pytest.mark.parametrize(
-        "damage",
-        [
-            lambda text: "",
-            lambda text: text[:-20],
-            lambda text: "[1, 2]",
-            lambda text: '"tf_dpsub privacy ledger"',
-            lambda text: '{"loss": [0.5]}',
-            damaged(lambda content: content.update(format="other")),
-            damaged(lambda content: content.update(version=2)),
-            damaged(lambda content: content.pop("entries")),
-            damaged(lambda content: content.update(entries=7)),
-            damaged(lambda content: content["entries"].append(7)),
-            damaged(
-                lambda content: content["entries"].append(content["entries"][0])
-            ),
-            damaged(lambda content: content["entries"][0].pop("name")),
-            damaged(lambda content: content["entries"][0].pop("steps")),
-            damaged(lambda content: content["entries"][0].update(steps=-1)),
-            damaged(lambda content: content["entries"][0].update(steps=1.5)),
-            damaged(lambda content: content["entries"][0].update(more=1)),
-            damaged(
-                lambda content: content["entries"][0].update(private_state="no")
-            ),
-            damaged(
-                lambda content: content["entries"][0].update(
-                    noise_multiplier="2"
-                )
-            ),
-        ],
-    )
-    def test_is_refused_and_left_alone(self, damage, path):
-        text = damage(ledger_of((POISSON, 30)).to_json())
-        path.parent.mkdir()
-        path.write_text(text)
-        with pytest.raises(ValueError, match="The file was left as it is") as e:
-            PrivacyLedger(path)
-        assert str(path) in str(e.value)
-        assert path.read_text() == text
-        with pytest.raises(ValueError, match="Expected a tf_dpsub privacy led"):
-            PrivacyLedger.from_json(text)
-
-    def test_no_flipped_bit_lowers_epsilon(self):
-        ledger = ledger_of((POISSON, 1234))
-        good = ledger.to_json().encode()
-        for place, bit in itertools.product(range(len(good)), range(8)):
-            bad = bytearray(good)
-            bad[place] ^= 1 << bit
-            try:
-                found = PrivacyLedger.from_json(bytes(bad)).entries
-            except ValueError:
-                continue
-            assert found == ledger.entries, bad[place - 20 : place + 20]
-
-    def test_other_fields_beside_the_entries(self):
-        content = json.loads(ledger_of((POISSON, 3)).to_json())
-        content["sha257"] = content.pop("sha256")
-        with pytest.raises(ValueError, match="it has .'sha257'"):
-            PrivacyLedger.from_json(json.dumps(content))
-
-    def test_bytes_that_are_no_text(self, path):
-        path.parent.mkdir()
-        path.write_bytes(b"\xff\xfe\x00")
-        with pytest.raises(ValueError, match="The file was left as it is"):
-            PrivacyLedger(path)

@@ -6,7 +6,8 @@ from tf_dpsub.accounting.accountants import (
     noise_multiplier,
     steps,
 )
-from tf_dpsub.accounting.ledger import LedgerEntry, PrivacyLedger
+from tf_dpsub.accounting.entry import LedgerEntry
+from tf_dpsub.accounting.ledger import PrivacyLedger
 from tf_dpsub.accounting.statement import statement
 from tf_dpsub.accounting.uniform_sampling import (
     uniform_epsilon,

@@ -6,217 +6,12 @@ with a path it is also written ahead of the steps, so that a crash does not.
 """
 
 import dataclasses
-import hashlib
-import json
-import math
 import operator
-import os
 import uuid
 
-import dp_accounting
-
-from tf_dpsub import files
-from tf_dpsub.accounting import accountants
-
-SAMPLERS = ("poisson", "batches")
-
-_FORMAT = "tf_dpsub privacy ledger"
-_VERSION = 1
-
-
-def _plain_flag(value):
-    if value not in (True, False):
-        raise ValueError(f"Expected True or False, got {value!r}.")
-    return bool(value)
-
-
-_PLAIN = {
-    "mechanism": str,
-    "noise_multiplier": float,
-    "l2_norm_clip": float,
-    "batch_size": operator.index,
-    "examples": operator.index,
-    "sampler": str,
-    "each_example_once_per_epoch": _plain_flag,
-    "fixed_seed": _plain_flag,
-    "private_selection": _plain_flag,
-    "private_state": _plain_flag,
-    "steps": operator.index,
-    "epochs": operator.index,
-    "notes": tuple,
-    "uncovered": tuple,
-}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LedgerEntry:
-    """Identical steps of one mechanism under one way of sampling.
-
-    Formal guarantees: what is released is, at every step, a sum over the drawn
-    examples in which each example has norm at most `l2_norm_clip`, with
-    Gaussian noise of standard deviation `noise_multiplier * l2_norm_clip`.
-    `event` accounts for it, in one of three ways:
-
-    | sampler | each example once per epoch | event |
-    |---|---|---|
-    | `"poisson"` | | `steps` Poisson-sampled Gaussians |
-    | `"batches"` | not stated | `steps` Gaussians |
-    | `"batches"` | stated | `epochs` Gaussians |
-
-    Where it is stated, but no epoch was counted, the steps count. Without noise
-    the event is not private.
-
-    Args:
-        mechanism: str, name of the mechanism, e.g. `"DPSGD"`.
-        noise_multiplier: float, >= 0, of the single Gaussian that a step
-            amounts to. 0 is not private.
-        l2_norm_clip: float, > 0, bound on the norm of an example's share.
-            `math.inf` only without noise.
-        batch_size: int, the public, expected number of examples in a batch.
-        examples: int or `None`, number of examples in the data set, where
-            known. Required by `"poisson"`.
-        sampler: str, `"poisson"` (each example is drawn independently with
-            probability `batch_size / examples`) or `"batches"` (the user's
-            own batches: each example at most once in each).
-        each_example_once_per_epoch: bool, whether the user states that an epoch
-            holds each example at most once. Defaults to `False`.
-        fixed_seed: bool, whether noise or sampling came from a fixed seed.
-            Defaults to `False`.
-        private_selection: bool, whether a callback was allowed to steer the run
-            by private results. Defaults to `False`.
-        private_state: bool, whether steps used what was computed from private
-            data and is not accounted for, such as a basis. They are then not
-            private. Defaults to `False`.
-        steps: int, number of steps. Defaults to 0.
-        epochs: int, number of epochs begun. Defaults to 0.
-        notes: tuple of str, what else is taken to be public, as nouns for the
-            statement. Defaults to `()`.
-        uncovered: tuple of str, what the guarantee does not cover, as nouns
-            for a warning in the statement. Defaults to `()`.
-
-    Raises:
-        ValueError: If a field is out of its range.
-    """
-
-    mechanism: str
-    noise_multiplier: float
-    l2_norm_clip: float
-    batch_size: int
-    examples: int | None
-    sampler: str
-    each_example_once_per_epoch: bool = False
-    fixed_seed: bool = False
-    private_selection: bool = False
-    private_state: bool = False
-    steps: int = 0
-    epochs: int = 0
-    notes: tuple[str, ...] = ()
-    uncovered: tuple[str, ...] = ()
-
-    def __post_init__(self):
-        if not self.mechanism or not isinstance(self.mechanism, str):
-            raise ValueError(
-                f"Expected mechanism to be a name, got {self.mechanism!r}."
-            )
-        if not 0 <= self.noise_multiplier < math.inf:
-            raise ValueError(
-                "Expected 0 <= noise_multiplier < inf, got "
-                f"{self.noise_multiplier}."
-            )
-        if not self.l2_norm_clip > 0:
-            raise ValueError(
-                f"Expected l2_norm_clip > 0, got {self.l2_norm_clip}."
-            )
-        if self.sampler == "poisson" and self.each_example_once_per_epoch:
-            raise ValueError(
-                "Expected each_example_once_per_epoch=False with "
-                "sampler='poisson', got True: every step draws anew."
-            )
-        if self.noise_multiplier > 0 and math.isinf(self.l2_norm_clip):
-            raise ValueError(
-                "Expected a finite l2_norm_clip with noise_multiplier="
-                f"{self.noise_multiplier}, got inf. The noise is a multiple of "
-                "the clip: set a clip, or noise_multiplier=0 (not private)."
-            )
-        if self.sampler not in SAMPLERS:
-            raise ValueError(
-                f"Expected sampler to be one of {SAMPLERS}, got "
-                f"{self.sampler!r}."
-            )
-        if self.sampler == "poisson" and self.examples is None:
-            raise ValueError(
-                "Expected examples with sampler='poisson', got None. The "
-                "sampling rate is batch_size / examples."
-            )
-        if self.batch_size < 1 or (
-            self.examples is not None and self.batch_size > self.examples
-        ):
-            raise ValueError(
-                "Expected 1 <= batch_size <= examples, got "
-                f"batch_size={self.batch_size}, examples={self.examples}."
-            )
-        if self.steps < 0 or self.epochs < 0:
-            raise ValueError(
-                f"Expected steps >= 0 and epochs >= 0, got {self.steps} and "
-                f"{self.epochs}."
-            )
-        # Plain Python values, so that equal entries are equal after a round
-        # trip through JSON.
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if value is not None:
-                object.__setattr__(self, field.name, _PLAIN[field.name](value))
-
-    @property
-    def sampling_rate(self):
-        """Expected share of the examples in a batch; `None` if unknown."""
-        if self.examples is None:
-            return None
-        return self.batch_size / self.examples
-
-    @property
-    def description(self):
-        """The entry without its counts."""
-        return dataclasses.replace(self, steps=0, epochs=0)
-
-    def step_event(self):
-        """The dp-accounting event of one step (or one epoch, where it counts).
-
-        Returns:
-            A `dp_accounting.DpEvent`.
-        """
-        return accountants.sampled_gaussian(
-            self._accounted_multiplier(),
-            self.sampling_rate if self.sampler == "poisson" else 1,
-        )
-
-    def event(self):
-        """The dp-accounting event of all steps of the entry.
-
-        Returns:
-            A `dp_accounting.DpEvent`.
-        """
-        return _repeat(self.step_event(), self._participations())
-
-    def event_without_amplification(self):
-        """As `event`, with every step a Gaussian that may use every example.
-
-        Returns:
-            A `dp_accounting.DpEvent`.
-        """
-        return _repeat(
-            accountants.sampled_gaussian(self._accounted_multiplier(), 1),
-            max(self.steps, self._participations()),
-        )
-
-    def _accounted_multiplier(self):
-        return 0.0 if self.private_state else self.noise_multiplier
-
-    def _participations(self):
-        """How many steps may have used the same example."""
-        if self.each_example_once_per_epoch and self.epochs > 0:
-            return self.epochs
-        return self.steps
+from tf_dpsub.accounting import accountants, ledger_file
+from tf_dpsub.accounting.entry import LedgerEntry
+from tf_dpsub.accounting.ledger_file import LedgerFile, Segment
 
 
 class PrivacyLedger:
@@ -268,29 +63,19 @@ class PrivacyLedger:
     def __init__(self, path=None, block: int = 100):
         if block < 1:
             raise ValueError(f"Expected block >= 1, got {block}.")
-        self._path = None if path is None else os.fspath(path)
         self._block = block
-        self._segments = []
-        self._open: _Segment | None = None
+        self._file = None if path is None else LedgerFile(path)
+        self._segments: list[Segment] = []
+        if self._file is not None:
+            self._segments = self._file.segments()
+        self._open: Segment | None = None
         self._reserved_steps = 0
         self._reserved_epochs = 0
-        self._on_disk = None
-        if self._path is not None:
-            self._on_disk = self._read()
-            if self._on_disk is not None:
-                try:
-                    self._segments = _decode(self._on_disk)
-                except ValueError as error:
-                    raise ValueError(
-                        f"{self._path}: {error} The file was left as it is. "
-                        "Restore it, or, if the steps of its run need not be "
-                        "counted, use another folder."
-                    ) from error
 
     @property
     def path(self):
         """The file that is written ahead, or `None`."""
-        return self._path
+        return None if self._file is None else self._file.path
 
     @property
     def entries(self):
@@ -316,7 +101,7 @@ class PrivacyLedger:
 
     def create(self):
         """Writes the file, without any step, unless there is one."""
-        if self._path is not None and self._on_disk is None:
+        if self._file is not None and not self._file.exists:
             self._write()
 
     def charge(
@@ -339,7 +124,7 @@ class PrivacyLedger:
         segment = self._opened(entry, steps, epochs)
         segment.steps += steps
         segment.epochs += epochs
-        if self._path is None:
+        if self._file is None:
             return
         self._reserved_steps -= steps
         self._reserved_epochs -= epochs
@@ -359,14 +144,14 @@ class PrivacyLedger:
             steps: int, number of steps in the block.
             epochs: int, number of epochs that begin in it. Defaults to 0.
         """
-        if self._path is None:
+        if self._file is None:
             return
         self._opened(entry, steps, epochs)
         self._write(ahead=(steps, epochs))
 
     def settle(self):
         """Writes the true counts: what is left of a block is given back."""
-        if self._path is not None and self._segments:
+        if self._file is not None and self._segments:
             self._write()
 
     def merge(self, other):
@@ -395,7 +180,7 @@ class PrivacyLedger:
             )
             segment.steps = max(segment.steps, theirs.steps)
             segment.epochs = max(segment.epochs, theirs.epochs)
-        if grows and self._path is not None:
+        if grows and self._file is not None:
             self._write(ahead=(self._reserved_steps, self._reserved_epochs))
 
     def epsilon(self, delta: float, accountant: str = "rdp") -> float:
@@ -507,7 +292,7 @@ class PrivacyLedger:
         Returns:
             A str, which `from_json` reads.
         """
-        return _encode(self._segments)
+        return ledger_file.encode(self._segments)
 
     @classmethod
     def from_json(cls, text):
@@ -523,7 +308,7 @@ class PrivacyLedger:
             ValueError: If `text` is not a ledger.
         """
         ledger = cls()
-        ledger._segments = _decode(text)
+        ledger._segments = ledger_file.decode(text)
         return ledger
 
     def __reduce__(self):
@@ -534,7 +319,7 @@ class PrivacyLedger:
     def __repr__(self):
         return (
             f"PrivacyLedger(steps={self.steps}, entries={len(self.entries)}, "
-            f"path={self._path!r})"
+            f"path={self.path!r})"
         )
 
     def _opened(self, entry, steps, epochs):
@@ -561,7 +346,7 @@ class PrivacyLedger:
                 and segment.epochs == 0
             )
         ):
-            segment = _Segment(name=uuid.uuid4().hex, described=entry)
+            segment = Segment(name=uuid.uuid4().hex, described=entry)
             self._open = segment
             self._segments.append(segment)
             self._reserved_steps = self._reserved_epochs = 0
@@ -576,51 +361,12 @@ class PrivacyLedger:
                 segment.epochs += ahead[1]
         return segments
 
-    def _read(self):
-        try:
-            with open(self._path, "rb") as file:
-                return file.read()
-        except FileNotFoundError:
-            return None
-
     def _write(self, ahead=(0, 0)):
         """Replaces the file, and waits until that is durable."""
         # Should this fail, nothing is reserved.
         self._reserved_steps = self._reserved_epochs = 0
-        if self._read() != self._on_disk:
-            raise RuntimeError(
-                f"Expected {self._path} as this ledger left it, but something "
-                "else has changed it. Two runs must not share a ledger: its "
-                "steps would be lost. Give each run a folder of its own."
-            )
-        data = _encode(self._segments_with(ahead)).encode()
-        files.make_folder(os.path.dirname(os.path.abspath(self._path)))
-        files.write_bytes(self._path, data)
-        self._on_disk = data
+        self._file.write(self._segments_with(ahead))
         self._reserved_steps, self._reserved_epochs = ahead
-
-
-@dataclasses.dataclass
-class _Segment:
-    """Steps that one ledger counted without interruption."""
-
-    name: str
-    described: LedgerEntry
-    steps: int = 0
-    epochs: int = 0
-
-    def entry(self):
-        return dataclasses.replace(
-            self.described, steps=self.steps, epochs=self.epochs
-        )
-
-
-def _repeat(event, count):
-    if count == 0:
-        return dp_accounting.NoOpDpEvent()
-    if isinstance(event, dp_accounting.NonPrivateDpEvent):
-        return event
-    return dp_accounting.SelfComposedDpEvent(event, count)
 
 
 def _extends(entry, other):
@@ -652,77 +398,3 @@ def _require_alike(segment, other):
             f"others: {'; '.join(changes)}. One of them was changed: restore "
             "it."
         )
-
-
-def _encode(segments):
-    entries = []
-    for segment in segments:
-        if not segment.steps and not segment.epochs:
-            continue
-        fields = dataclasses.asdict(segment.entry())
-        if math.isinf(segment.described.l2_norm_clip):
-            fields["l2_norm_clip"] = "inf"
-        entries.append({"name": segment.name, **fields})
-    content = {
-        "format": _FORMAT,
-        "version": _VERSION,
-        "entries": entries,
-        "sha256": _digest(entries),
-    }
-    return json.dumps(content, indent=2, allow_nan=False)
-
-
-def _digest(entries):
-    text = json.dumps(
-        entries, sort_keys=True, separators=(",", ":"), allow_nan=False
-    )
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _decode(text):
-    try:
-        content = json.loads(text)
-        if content["format"] != _FORMAT or content["version"] != _VERSION:
-            raise ValueError(
-                f"it says {content['format']!r}, version {content['version']}"
-            )
-        more = content.keys() - {"format", "version", "entries", "sha256"}
-        if more:
-            raise ValueError(f"it has {sorted(more)}")
-        # Ledgers of earlier versions have none.
-        if "sha256" in content and content["sha256"] != _digest(
-            content["entries"]
-        ):
-            raise ValueError("its entries are not those of its SHA-256")
-        segments = [_decode_segment(fields) for fields in content["entries"]]
-        if len({segment.name for segment in segments}) < len(segments):
-            raise ValueError("two entries have the same name")
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"Expected a {_FORMAT} of version {_VERSION}, got something else, "
-            f"or a damaged one ({type(error).__name__}: {error})."
-        ) from error
-    return segments
-
-
-def _decode_segment(fields):
-    fields = dict(fields)
-    name = fields.pop("name")
-    if not isinstance(name, str) or not name:
-        raise ValueError(f"an entry's name is {name!r}")
-    # Earlier ledgers have no steps of these kinds.
-    fields = {"private_state": False, "uncovered": (), **fields}
-    missing = sorted(_PLAIN.keys() - fields.keys())
-    if missing:
-        raise ValueError(f"an entry lacks {missing}")
-    if fields["l2_norm_clip"] == "inf":
-        fields["l2_norm_clip"] = math.inf
-    for field in ("notes", "uncovered"):
-        fields[field] = tuple(fields[field])
-    entry = LedgerEntry(**fields)
-    return _Segment(
-        name=name,
-        described=entry.description,
-        steps=entry.steps,
-        epochs=entry.epochs,
-    )

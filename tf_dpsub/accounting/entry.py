@@ -1,0 +1,205 @@
+"""The description of private steps that share a mechanism and a sampler."""
+
+import dataclasses
+import math
+import operator
+
+import dp_accounting
+
+from tf_dpsub.accounting import accountants
+
+SAMPLERS = ("poisson", "batches")
+
+
+def _plain_flag(value):
+    if value not in (True, False):
+        raise ValueError(f"Expected True or False, got {value!r}.")
+    return bool(value)
+
+
+# By the annotation of a field: values of plain Python, so that equal entries
+# are equal after a round trip through JSON.
+_PLAIN = {
+    str: str,
+    float: float,
+    int: operator.index,
+    int | None: lambda value: None if value is None else operator.index(value),
+    bool: _plain_flag,
+    tuple[str, ...]: tuple,
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LedgerEntry:
+    """Identical steps of one mechanism under one way of sampling.
+
+    Formal guarantees: what is released is, at every step, a sum over the drawn
+    examples in which each example has norm at most `l2_norm_clip`, with
+    Gaussian noise of standard deviation `noise_multiplier * l2_norm_clip`.
+    `event` accounts for it, in one of three ways:
+
+    | sampler | each example once per epoch | event |
+    |---|---|---|
+    | `"poisson"` | | `steps` Poisson-sampled Gaussians |
+    | `"batches"` | not stated | `steps` Gaussians |
+    | `"batches"` | stated | `epochs` Gaussians |
+
+    Where it is stated, but no epoch was counted, the steps count. Without noise
+    the event is not private.
+
+    Args:
+        mechanism: str, name of the mechanism, e.g. `"DPSGD"`.
+        noise_multiplier: float, >= 0, of the single Gaussian that a step
+            amounts to. 0 is not private.
+        l2_norm_clip: float, > 0, bound on the norm of an example's share.
+            `math.inf` only without noise.
+        batch_size: int, the public, expected number of examples in a batch.
+        examples: int or `None`, number of examples in the data set, where
+            known. Required by `"poisson"`.
+        sampler: str, `"poisson"` (each example is drawn independently with
+            probability `batch_size / examples`) or `"batches"` (the user's
+            own batches: each example at most once in each).
+        each_example_once_per_epoch: bool, whether the user states that an epoch
+            holds each example at most once. Defaults to `False`.
+        fixed_seed: bool, whether noise or sampling came from a fixed seed.
+            Defaults to `False`.
+        private_selection: bool, whether a callback was allowed to steer the run
+            by private results. Defaults to `False`.
+        private_state: bool, whether steps used what was computed from private
+            data and is not accounted for, such as a basis. They are then not
+            private. Defaults to `False`.
+        steps: int, number of steps. Defaults to 0.
+        epochs: int, number of epochs begun. Defaults to 0.
+        notes: tuple of str, what else is taken to be public, as nouns for the
+            statement. Defaults to `()`.
+        uncovered: tuple of str, what the guarantee does not cover, as nouns
+            for a warning in the statement. Defaults to `()`.
+
+    Raises:
+        ValueError: If a field is out of its range.
+    """
+
+    mechanism: str
+    noise_multiplier: float
+    l2_norm_clip: float
+    batch_size: int
+    examples: int | None
+    sampler: str
+    each_example_once_per_epoch: bool = False
+    fixed_seed: bool = False
+    private_selection: bool = False
+    private_state: bool = False
+    steps: int = 0
+    epochs: int = 0
+    notes: tuple[str, ...] = ()
+    uncovered: tuple[str, ...] = ()
+
+    def __post_init__(self):
+        if not self.mechanism or not isinstance(self.mechanism, str):
+            raise ValueError(
+                f"Expected mechanism to be a name, got {self.mechanism!r}."
+            )
+        if not 0 <= self.noise_multiplier < math.inf:
+            raise ValueError(
+                "Expected 0 <= noise_multiplier < inf, got "
+                f"{self.noise_multiplier}."
+            )
+        if not self.l2_norm_clip > 0:
+            raise ValueError(
+                f"Expected l2_norm_clip > 0, got {self.l2_norm_clip}."
+            )
+        if self.sampler == "poisson" and self.each_example_once_per_epoch:
+            raise ValueError(
+                "Expected each_example_once_per_epoch=False with "
+                "sampler='poisson', got True: every step draws anew."
+            )
+        if self.noise_multiplier > 0 and math.isinf(self.l2_norm_clip):
+            raise ValueError(
+                "Expected a finite l2_norm_clip with noise_multiplier="
+                f"{self.noise_multiplier}, got inf. The noise is a multiple of "
+                "the clip: set a clip, or noise_multiplier=0 (not private)."
+            )
+        if self.sampler not in SAMPLERS:
+            raise ValueError(
+                f"Expected sampler to be one of {SAMPLERS}, got "
+                f"{self.sampler!r}."
+            )
+        if self.sampler == "poisson" and self.examples is None:
+            raise ValueError(
+                "Expected examples with sampler='poisson', got None. The "
+                "sampling rate is batch_size / examples."
+            )
+        if self.batch_size < 1 or (
+            self.examples is not None and self.batch_size > self.examples
+        ):
+            raise ValueError(
+                "Expected 1 <= batch_size <= examples, got "
+                f"batch_size={self.batch_size}, examples={self.examples}."
+            )
+        if self.steps < 0 or self.epochs < 0:
+            raise ValueError(
+                f"Expected steps >= 0 and epochs >= 0, got {self.steps} and "
+                f"{self.epochs}."
+            )
+        for field in dataclasses.fields(self):
+            value = _PLAIN[field.type](getattr(self, field.name))
+            object.__setattr__(self, field.name, value)
+
+    @property
+    def sampling_rate(self):
+        """Expected share of the examples in a batch; `None` if unknown."""
+        if self.examples is None:
+            return None
+        return self.batch_size / self.examples
+
+    @property
+    def description(self):
+        """The entry without its counts."""
+        return dataclasses.replace(self, steps=0, epochs=0)
+
+    def step_event(self):
+        """The dp-accounting event of one step (or one epoch, where it counts).
+
+        Returns:
+            A `dp_accounting.DpEvent`.
+        """
+        return accountants.sampled_gaussian(
+            self._accounted_multiplier(),
+            self.sampling_rate if self.sampler == "poisson" else 1,
+        )
+
+    def event(self):
+        """The dp-accounting event of all steps of the entry.
+
+        Returns:
+            A `dp_accounting.DpEvent`.
+        """
+        return _repeat(self.step_event(), self._participations())
+
+    def event_without_amplification(self):
+        """As `event`, with every step a Gaussian that may use every example.
+
+        Returns:
+            A `dp_accounting.DpEvent`.
+        """
+        return _repeat(
+            accountants.sampled_gaussian(self._accounted_multiplier(), 1),
+            max(self.steps, self._participations()),
+        )
+
+    def _accounted_multiplier(self):
+        return 0.0 if self.private_state else self.noise_multiplier
+
+    def _participations(self):
+        """Number of steps that may have used the same example."""
+        if self.each_example_once_per_epoch and self.epochs > 0:
+            return self.epochs
+        return self.steps
+
+
+def _repeat(event, count):
+    if count == 0:
+        return dp_accounting.NoOpDpEvent()
+    if isinstance(event, dp_accounting.NonPrivateDpEvent):
+        return event
+    return dp_accounting.SelfComposedDpEvent(event, count)
