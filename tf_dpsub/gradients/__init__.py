@@ -12,7 +12,7 @@ from tf_dpsub.gradients.graph import (
     Unproven,
     UpdatesState,
 )
-from tf_dpsub.gradients.operator import PerExampleGradients
+from tf_dpsub.gradients.per_example import PerExampleGradients
 from tf_dpsub.gradients.vectorized import StoredGradients, one_by_one
 
 IMPLEMENTATIONS = ("graph", "vectorized_map", "map_fn")
@@ -27,7 +27,7 @@ def per_example_gradients(
     loss_scale: float = 1.0,
     may_read: Sources | None = None,
 ):
-    """Builds the operator of per-example gradients while a step is traced.
+    """Builds the matrix of per-example gradients while a step is traced.
 
     Args:
         loss_fn: callable that takes `inputs` and returns losses of shape

@@ -6,8 +6,9 @@ import tensorflow as tf
 from absl import logging
 
 from tf_dpsub import gradients
-from tf_dpsub.gradients import operator, vectorized
+from tf_dpsub.gradients import vectorized
 from tf_dpsub.gradients.graph import effects, provenance, sources
+from tf_dpsub.gradients.per_example import tf_variable
 from tf_dpsub.gradients.tracing import trace
 
 # Relative error of the self-check, by the precision of the model's products.
@@ -181,7 +182,7 @@ def _self_check(loss_fn, inputs, variables, states, may_read):
     that there is never more in memory than a step needs. A forward pass that
     draws what no state determines cannot be repeated: it serves both.
     """
-    plain = [operator.tf_variable(v) for v in variables]
+    plain = [tf_variable(v) for v in variables]
 
     def by_rows(batch):
         found = []
@@ -235,10 +236,10 @@ def _self_check(loss_fn, inputs, variables, states, may_read):
 def _run(function, inputs, states):
     """What a function returns; states are afterwards what they were."""
     traced = trace(function, inputs)
-    before = [tf.identity(operator.tf_variable(v)) for v in states]
+    before = [tf.identity(tf_variable(v)) for v in states]
     outputs = traced(inputs)
     for variable, value in zip(states, before):
-        operator.tf_variable(variable).assign(value)
+        tf_variable(variable).assign(value)
     return outputs
 
 

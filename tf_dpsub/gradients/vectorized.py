@@ -6,13 +6,23 @@ import tensorflow as tf
 from absl import logging
 from keras.src import backend
 
-from tf_dpsub.gradients import operator
 from tf_dpsub.gradients.graph import draws, effects, sources
 from tf_dpsub.gradients.graph.states import Key, Unproven
+from tf_dpsub.gradients.per_example import (
+    ROUNDING_MARGIN,
+    PerExampleGradients,
+    tf_variable,
+)
+from tf_dpsub.gradients.rows import (
+    add_in_order,
+    inner_products,
+    mask_rows,
+    sum_squares,
+)
 from tf_dpsub.gradients.tracing import trace
 
 
-class StoredGradients(operator.PerExampleGradients):
+class StoredGradients(PerExampleGradients):
     """Per-example gradients given as rows.
 
     Args:
@@ -23,14 +33,13 @@ class StoredGradients(operator.PerExampleGradients):
     def __init__(self, variables: list, rows):
         super().__init__(variables, rows[0].shape[0])
         rows = [tf.cast(row, tf.float32) for row in rows]
-        sq_norms = [operator.sum_squares(row) for row in rows]
+        sq_norms = [sum_squares(row) for row in rows]
         self.valid = tf.math.is_finite(
-            (1 + operator.ROUNDING_MARGIN) * operator.add_in_order(sq_norms)
+            (1 + ROUNDING_MARGIN) * add_in_order(sq_norms)
         )
-        keys = [operator.tf_variable(v).ref() for v in self.variables]
+        keys = [tf_variable(v).ref() for v in self.variables]
         self._rows = {
-            key: operator.mask_rows(self.valid, row)
-            for key, row in zip(keys, rows)
+            key: mask_rows(self.valid, row) for key, row in zip(keys, rows)
         }
         self._sq_norms = {
             key: tf.where(self.valid, norm, 0.0)
@@ -39,21 +48,19 @@ class StoredGradients(operator.PerExampleGradients):
 
     def sq_norms(self, variables=None):
         variables = self.variables if variables is None else variables
-        return operator.add_in_order(
-            [self._sq_norms[operator.tf_variable(v).ref()] for v in variables]
+        return add_in_order(
+            [self._sq_norms[tf_variable(v).ref()] for v in variables]
         )
 
     def sq_norm_bounds(self, variables=None):
-        return (1 + operator.ROUNDING_MARGIN) * self.sq_norms(variables)
+        return (1 + ROUNDING_MARGIN) * self.sq_norms(variables)
 
     def rows(self, variable):
-        return self._rows[operator.tf_variable(variable).ref()]
+        return self._rows[tf_variable(variable).ref()]
 
     def gram(self, variables=None):
         variables = self.variables if variables is None else variables
-        return tf.add_n(
-            [operator.inner_products(self.rows(v)) for v in variables]
-        )
+        return tf.add_n([inner_products(self.rows(v)) for v in variables])
 
     def weighted_sum(self, c):
         return [
@@ -98,7 +105,7 @@ def one_by_one(
         Unproven: if something else is stored that a later row may read, or an
             operation returns what its inputs do not determine.
     """
-    tf_variables = [operator.tf_variable(v) for v in variables]
+    tf_variables = [tf_variable(v) for v in variables]
     if map_function is tf.vectorized_map and not vectorizes(
         loss_fn, inputs, variables
     ):
@@ -149,7 +156,7 @@ def vectorizes(loss_fn, inputs, variables) -> bool:
     if any(t.dtype == tf.string for t in tf.nest.flatten(inputs)):
         # Its converters stack what splits into different numbers of parts.
         return False
-    tf_variables = [operator.tf_variable(v) for v in variables]
+    tf_variables = [tf_variable(v) for v in variables]
     row_of = _row_function(loss_fn, tf_variables, 1.0)
     if _shapes_follow_values(row_of, inputs):
         # What is stacked has one shape, or else the map fails when it runs.

@@ -9,7 +9,7 @@ to fill up with, and returns a basis of each and its orthonormality error.
 
 import tensorflow as tf
 
-from tf_dpsub.gradients.operator import combine_rows, inner_products
+from tf_dpsub.gradients.rows import combine_rows, inner_products
 from tf_dpsub.subspaces import linear_algebra
 
 # Blocks of one cycle of the block Lanczos method.

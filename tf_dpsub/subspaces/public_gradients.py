@@ -7,7 +7,7 @@ import tensorflow as tf
 from keras import tree
 
 from tf_dpsub.data import given_batches
-from tf_dpsub.gradients.operator import scale_rows
+from tf_dpsub.gradients.rows import scale_rows
 
 # Rows are scaled down to this norm, so that products of two of them are finite.
 _LARGEST_NORM = 1e12

@@ -8,7 +8,7 @@ import tensorflow as tf
 from keras import tree
 
 from tf_dpsub.checks import is_int
-from tf_dpsub.gradients.operator import sum_squares
+from tf_dpsub.gradients.rows import sum_squares
 from tf_dpsub.subspaces import arrays, eigenspaces, linear_algebra
 from tf_dpsub.subspaces import groups as parameter_groups
 from tf_dpsub.subspaces.public_gradients import PublicGradients

@@ -6,8 +6,9 @@ from keras import tree
 from keras.src import backend
 
 from tf_dpsub import gradients
-from tf_dpsub.gradients import operator, selection
+from tf_dpsub.gradients import selection
 from tf_dpsub.gradients.graph import effects, sources
+from tf_dpsub.gradients.rows import mask_rows, scale_rows
 from tf_dpsub.gradients.tracing import trace
 from tf_dpsub.layers import conversion
 from tf_dpsub.training import ids, own_loss, step_states
@@ -358,7 +359,7 @@ def _masked(valid, tensor):
     """`tensor` with zeros where an example is not valid, its mask kept."""
     if not (tensor.dtype.is_floating or tensor.dtype.is_integer):
         return tensor
-    masked = operator.mask_rows(valid, tensor)
+    masked = mask_rows(valid, tensor)
     mask = backend.get_keras_mask(tensor)
     if mask is not None:
         backend.set_keras_mask(masked, mask)
@@ -387,7 +388,7 @@ def _update_compiled_metrics(metrics, y, y_pred, weight, counted):
             weighted.update_state(target, prediction, real)
         elif weighted:
             own = own[:, None] if masked and own.shape.rank == 1 else own
-            own = operator.scale_rows(counted, own)
+            own = scale_rows(counted, own)
             weighted.update_state(target, prediction, own)
 
 

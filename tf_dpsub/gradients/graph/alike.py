@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from tf_dpsub.gradients.graph import loops, operations
+from tf_dpsub.gradients.graph import loops, rules
 from tf_dpsub.gradients.graph.constants import static_shape
 from tf_dpsub.gradients.graph.states import PUBLIC, Unproven
 
@@ -75,7 +75,7 @@ class Alike:
             op = tensor.op
             if op.type in _FILLS:
                 return True
-            if op.type == "BroadcastTo" or operations.is_elementwise(op):
+            if op.type == "BroadcastTo" or rules.is_elementwise(op):
                 return all(
                     self.uniform(i)
                     for k, i in enumerate(op.inputs)
@@ -115,13 +115,13 @@ class Alike:
             return True
         if op.type in _READS:
             return False
-        if op.type == "BroadcastTo" or operations.is_elementwise(op):
+        if op.type == "BroadcastTo" or rules.is_elementwise(op):
             inputs = op.inputs[:1] if op.type == "BroadcastTo" else op.inputs
             return _all(
                 self._aligned(i, len(shape), state, shape) for i in inputs
             )
         if op.type in _RESHAPES:
-            before = operations.find_batch(
+            before = rules.find_batch(
                 static_shape(op.inputs[0]),
                 state.outer * int(np.prod(shape[:axis])),
                 self._batch_size,
@@ -169,11 +169,11 @@ class Alike:
                 if n != static_shape(tensor)[state.axis]:
                     continue
                 states[k] = state.moved_to(axis)
-                application = operations.Application(
+                application = rules.Application(
                     op, states, self._batch_size, self._constants, self
                 )
                 try:
-                    result = operations.apply_rule(application)
+                    result = rules.apply_rule(application)
                 except Unproven:
                     continue
                 if isinstance(result, list):

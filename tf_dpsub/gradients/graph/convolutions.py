@@ -8,7 +8,7 @@ import tensorflow as tf
 from tf_dpsub.gradients.graph import sites
 from tf_dpsub.gradients.graph.constants import static_shape
 from tf_dpsub.gradients.graph.states import Unproven
-from tf_dpsub.gradients.operator import add_in_order, scale_rows, sum_squares
+from tf_dpsub.gradients.rows import add_in_order, scale_rows, sum_squares
 
 # Filter taps with fewer channels than this are not worth a matrix product
 # each, where the filter meets every place and where it skips some.

@@ -3,7 +3,6 @@
 import tensorflow as tf
 from tensorflow.python.ops import handle_data_util
 
-from tf_dpsub.gradients import operator
 from tf_dpsub.gradients.graph import (
     convolutions,
     functions,
@@ -21,6 +20,12 @@ from tf_dpsub.gradients.graph.states import (
     Unproven,
 )
 from tf_dpsub.gradients.graph.views import View
+from tf_dpsub.gradients.per_example import (
+    ROUNDING_MARGIN,
+    PerExampleGradients,
+    tf_variable,
+)
+from tf_dpsub.gradients.rows import add_in_order, combine_rows, mask_rows
 
 # Squares of magnitudes beyond this might overflow when margins are added.
 _LARGEST_SQUARE = 1e37
@@ -48,7 +53,7 @@ _SITES = {
 _REPEATS = ("BroadcastTo", "Tile")
 
 
-class GraphGradients(operator.PerExampleGradients):
+class GraphGradients(PerExampleGradients):
     """Per-example gradients found and proved in the graph being traced.
 
     The few operations in which a weight meets the batch are found by a walk
@@ -112,7 +117,7 @@ class GraphGradients(operator.PerExampleGradients):
         self._proof.require_no_effect(losses.graph, reads)
         self._proof.settle_draws()
         self._parts = {
-            operator.tf_variable(v).ref(): self._combine(v, uses_of)
+            tf_variable(v).ref(): self._combine(v, uses_of)
             for v, uses_of in zip(self.variables, uses)
         }
         self._check_values()
@@ -123,7 +128,7 @@ class GraphGradients(operator.PerExampleGradients):
         Returns:
             List of `(op, input position, View or None)`.
         """
-        variable = operator.tf_variable(variable)
+        variable = tf_variable(variable)
         uses, reads = [], []
         for op in handle(variable).consumers():
             if op not in self._before_loss:
@@ -348,7 +353,7 @@ class GraphGradients(operator.PerExampleGradients):
         rows = site.rows()
         if view is not None:
             return view.pull_back_rows(rows)
-        variable = operator.tf_variable(variable)
+        variable = tf_variable(variable)
         reads = [
             op.outputs[0]
             for op in handle(variable).consumers()
@@ -373,7 +378,7 @@ class GraphGradients(operator.PerExampleGradients):
         """Zeroes the examples whose gradients cannot be squared safely."""
         own = list(dict.fromkeys(site for site, _ in self._parts.values()))
         self._magnitudes = {site: site.sq_magnitudes() for site in own}
-        total = operator.add_in_order(list(self._magnitudes.values()))
+        total = add_in_order(list(self._magnitudes.values()))
         self.valid = total < _LARGEST_SQUARE
         self._sq_norms = {site: site.sq_norms() for site in own}
         factors = [site.factors for site in own]
@@ -381,7 +386,7 @@ class GraphGradients(operator.PerExampleGradients):
             tf.reduce_all(self.valid),
             lambda: tf.nest.map_structure(tf.identity, factors),
             lambda: tf.nest.map_structure(
-                lambda f: operator.mask_rows(self.valid, f), factors
+                lambda f: mask_rows(self.valid, f), factors
             ),
         )
         for site, masked in zip(own, factors):
@@ -392,22 +397,18 @@ class GraphGradients(operator.PerExampleGradients):
 
     def _of(self, variables):
         variables = self.variables if variables is None else variables
-        return [self._parts[operator.tf_variable(v).ref()] for v in variables]
+        return [self._parts[tf_variable(v).ref()] for v in variables]
 
     def sq_norms(self, variables=None):
         return self._total(self._sq_norms, variables)
 
     def sq_norm_bounds(self, variables=None):
-        margin = operator.ROUNDING_MARGIN * self._total(
-            self._magnitudes, variables
-        )
+        margin = ROUNDING_MARGIN * self._total(self._magnitudes, variables)
         return self.sq_norms(variables) + margin
 
     def _total(self, of_sites, variables):
         """Sums over the sites of variables; zero where not valid."""
-        total = operator.add_in_order(
-            [of_sites[s] for s, _ in self._of(variables)]
-        )
+        total = add_in_order([of_sites[s] for s, _ in self._of(variables)])
         return tf.where(self.valid, total, 0.0)
 
     def rows(self, variable):
@@ -422,7 +423,7 @@ class GraphGradients(operator.PerExampleGradients):
         return [
             site.combinations(weights)
             if view.keeps_order
-            else operator.combine_rows(weights, self.rows(variable))
+            else combine_rows(weights, self.rows(variable))
             for variable, (site, view) in zip(variables, self._of(variables))
         ]
 

@@ -13,7 +13,7 @@ Every tensor of a traced graph gets one of these states:
 - `Mixed`: none of these has been proved.
 
 States are computed operation by operation, by the rules in
-`tf_dpsub.gradients.graph.operations`. What has no rule is mixed: the proof can
+`tf_dpsub.gradients.graph.rules`. What has no rule is mixed: the proof can
 be incomplete, which costs speed, but a state other than mixed is always right,
 which is what privacy rests on.
 """
@@ -29,7 +29,7 @@ from tf_dpsub.gradients.graph import (
     effects,
     functions,
     loops,
-    operations,
+    rules,
     sources,
 )
 from tf_dpsub.gradients.graph.states import (
@@ -41,7 +41,7 @@ from tf_dpsub.gradients.graph.states import (
     PerExample,
     Unproven,
 )
-from tf_dpsub.gradients.operator import tf_variable
+from tf_dpsub.gradients.per_example import tf_variable
 
 # Random numbers stay what they are, in another order.
 _VIEWS = ("ExpandDims", "Reshape", "Squeeze")
@@ -146,10 +146,10 @@ class Provenance:
             if key in seen or not isinstance(self._states[key], Mixed):
                 continue
             seen.add(key)
-            if operations.is_elementwise(tensor.op):
+            if rules.is_elementwise(tensor.op):
                 waiting.extend(tensor.op.inputs)
             elif (
-                operations.is_reduction(tensor.op)
+                rules.is_reduction(tensor.op)
                 and self._states[tensor.op.inputs[1].ref()] is PUBLIC
             ):
                 waiting.append(tensor.op.inputs[0])
@@ -230,7 +230,7 @@ class Provenance:
             order = tuple(int(a) for a in self._constants(op.inputs[1]))
             shape = tuple(constants.static_shape(op.inputs[0]))
             return Drawn(together, (*known[0].layout, (shape, order)))
-        if operations.is_elementwise(op) and len(layouts) == 1:
+        if rules.is_elementwise(op) and len(layouts) == 1:
             out = op.outputs[0].shape
             if all(
                 i.shape == out
@@ -271,11 +271,11 @@ class Provenance:
         ):
             if all(state is PUBLIC for state in choice):
                 break
-            application = operations.Application(
+            application = rules.Application(
                 op, list(choice), self.batch_size, self._constants, self._alike
             )
             try:
-                result = operations.apply_rule(application)
+                result = rules.apply_rule(application)
             except Unproven as e:
                 error = error or e
                 continue

@@ -16,10 +16,10 @@ import string
 import numpy as np
 import tensorflow as tf
 
-from tf_dpsub.gradients.graph import operations
+from tf_dpsub.gradients.graph import rules
 from tf_dpsub.gradients.graph.constants import static_shape
 from tf_dpsub.gradients.graph.states import Unproven
-from tf_dpsub.gradients.operator import (
+from tf_dpsub.gradients.rows import (
     add_in_order,
     combine_rows,
     inner_products,
@@ -480,7 +480,7 @@ def contraction(op, k, gradient, operand_state, gradient_state, batch_size):
 def _labels(op):
     """Labels of the axes of the two inputs and of the output."""
     if op.type == "Einsum":
-        return operations.einsum_terms(op)
+        return rules.einsum_terms(op)
     if op.type == "MatMul":
         transposed = op.get_attr("transpose_a"), op.get_attr("transpose_b")
     else:

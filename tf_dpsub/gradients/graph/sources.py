@@ -11,7 +11,7 @@ from tf_dpsub.gradients.graph.states import (
     ReadsState,
     Unproven,
 )
-from tf_dpsub.gradients.operator import tf_variable
+from tf_dpsub.gradients.per_example import tf_variable
 
 # How the draws of a seed are used: each example has its own, or one draw
 # serves all examples of the step.

@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from tf_dpsub.gradients.graph import sites
-from tf_dpsub.gradients.operator import add_in_order
+from tf_dpsub.gradients.rows import add_in_order
 
 
 def is_factored(found: list):

@@ -1,9 +1,11 @@
-"""The operator of per-example gradients: what a mechanism may ask of it."""
+"""The matrix of per-example gradients, as mechanisms use it."""
 
 import abc
 
 import keras
 import tensorflow as tf
+
+from tf_dpsub.gradients.rows import combine_rows
 
 # PRIVACY: a squared norm is computed with a relative error far below this
 # share of the squared sum of magnitudes that went into it.
@@ -132,56 +134,3 @@ def tf_variable(variable):
     if isinstance(variable, keras.Variable):
         return variable.value
     return variable
-
-
-def sum_squares(x):
-    """Squared norms of the rows of `x`, of shape `[batch, ...]`."""
-    return tf.reduce_sum(tf.square(x), axis=list(range(1, x.shape.rank)))
-
-
-def add_in_order(tensors):
-    """Sum of a few small tensors, in one order whatever else runs.
-
-    AddN begins with any of its inputs whose memory is free by then: which ones
-    are depends on when their other readers ran, and the last bit on that.
-    """
-    return tf.reduce_sum(tf.stack(tensors), axis=0)
-
-
-def inner_products(x, others=None):
-    """Inner products of the rows of `x`, of shape `[n, ...]`, and of others.
-
-    Args:
-        x: tensor of shape `[n, ...]`.
-        others: tensor of shape `[m, ...]`. Defaults to `None`, `x`.
-
-    Returns:
-        Tensor of shape `[n, m]`.
-    """
-    x, others = (
-        tf.reshape(t, [1, t.shape[0], -1])
-        for t in (x, x if others is None else others)
-    )
-    # As a batch of one: on a CPU TensorFlow's MatMul takes twice as long for
-    # few, long rows.
-    return tf.matmul(x, others, transpose_b=True)[0]
-
-
-def scale_rows(c, x):
-    """`c[i] * x[i]` for `c` of shape `[batch]`, `x` of shape `[batch, ...]`.
-
-    The result has the type of `c`.
-    """
-    c = tf.reshape(c, [-1] + [1] * (x.shape.rank - 1))
-    return c * tf.cast(x, c.dtype)
-
-
-def combine_rows(weights, x):
-    """`[size, k]`, from weights `[batch, k]` and rows `[batch, ...]`."""
-    return tf.matmul(tf.reshape(x, [x.shape[0], -1]), weights, transpose_a=True)
-
-
-def mask_rows(valid, x):
-    """`x` with zeros in the rows that are not valid, even where NaN."""
-    shape = [-1] + [1] * (x.shape.rank - 1)
-    return tf.where(tf.reshape(valid, shape), x, tf.zeros_like(x))

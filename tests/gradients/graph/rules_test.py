@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_dpsub.gradients.graph.operations import Application
 from tf_dpsub.gradients.graph.provenance import Provenance
+from tf_dpsub.gradients.graph.rules import Application
 from tf_dpsub.gradients.graph.states import PUBLIC, PerExample, Unproven
 
 SIZE = 6

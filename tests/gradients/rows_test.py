@@ -1,10 +1,10 @@
-"""What all operators of per-example gradients compute with."""
+"""Arithmetic on tensors whose axis 0 is the batch."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_dpsub.gradients import operator
+from tf_dpsub.gradients.rows import add_in_order
 
 
 @pytest.fixture
@@ -32,11 +32,11 @@ def test_a_sum_has_one_order_whoever_reads_its_terms(unchanged_graphs, count):
     @tf.function
     def alone(*terms):
         terms = [*terms[:-1], tf.sin(terms[-1])]
-        return operator.add_in_order(terms), 0
+        return add_in_order(terms), 0
 
     @tf.function
     def shared(*terms):
         terms = [*terms[:-1], tf.sin(terms[-1])]
-        return operator.add_in_order(terms), terms[-1]
+        return add_in_order(terms), terms[-1]
 
     np.testing.assert_array_equal(alone(*terms)[0], shared(*terms)[0])
