@@ -5,12 +5,12 @@ from tf_dpsub.auditing.canaries import (
     audit_by_gradients,
     audit_one_run,
 )
+from tf_dpsub.auditing.checks import MechanismAudit
 from tf_dpsub.auditing.lower_bounds import (
     clopper_pearson,
     epsilon_of_one_run,
     epsilon_of_rates,
 )
-from tf_dpsub.auditing.mechanisms import Claim, Finding, MechanismAudit, claims
 from tf_dpsub.auditing.membership import (
     Membership,
     attack_features,
@@ -18,6 +18,8 @@ from tf_dpsub.auditing.membership import (
     likelihood_ratio_attack,
     loss_threshold_attack,
 )
+from tf_dpsub.auditing.statistics import Finding
+from tf_dpsub.auditing.step_audit import Claim, claims
 
 __all__ = [
     "Claim",

@@ -60,6 +60,15 @@ def test_an_attack_knows_carriers_that_are_new_at_each_step(carriers):
     assert 0.8 < found.value < 4.4
 
 
+def test_half_precision_has_a_finding_of_its_own():
+    (found,) = audit_of(
+        MECHANISMS["DPSGD"], dtype_policy="mixed_float16"
+    ).check_sensitivity(cases=30)
+    assert found.check not in CHECKS
+    assert found.check == "sensitivity, mixed_float16"
+    assert found.passed, found.detail
+
+
 # Twins that are broken.
 
 

@@ -1,0 +1,448 @@
+"""Single steps of a mechanism, on gradients that are given.
+
+What a step releases is the noisy sums that its optimizer makes gradients of:
+they are recorded where `privatize` takes them. It is compared with what the
+mechanism claims, said here once more, apart from the mechanism's own code.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_dpsub import layers
+from tf_dpsub.data import given_batches
+from tf_dpsub.optimizers import GEP
+from tf_dpsub.training.private_model import make_private
+
+# Kernels [inputs, outputs] of the model whose gradients are given.
+_KERNELS = ((6, 4), (5, 3))
+INPUTS = [p for p, _ in _KERNELS]
+_OUTPUTS = [d for _, d in _KERNELS]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Claim:
+    """What a mechanism claims of a part of what it releases.
+
+    Attributes:
+        sensitivity: float, the norm by which one example moves the part.
+        stddev: float, of the noise in each number.
+    """
+
+    sensitivity: float
+    stddev: float
+
+
+def claims(optimizer, parts: int) -> list:
+    """What an optimizer claims of each tensor that it releases.
+
+    Args:
+        optimizer: `tf_dpsub.optimizers.PrivateOptimizer`.
+        parts: int, the number of tensors.
+
+    Returns:
+        List of `Claim`. The sensitivity is that of all tensors with the same
+        claim together.
+    """
+    first = Claim(
+        sensitivity=optimizer.l2_norm_clip,
+        stddev=optimizer.noise_multiplier * optimizer.l2_norm_clip,
+    )
+    if not (isinstance(optimizer, GEP) and optimizer.residual):
+        return [first] * parts
+    clip = optimizer.residual_norm_clip
+    residual = Claim(
+        sensitivity=clip, stddev=optimizer.residual_noise_multiplier * clip
+    )
+    return [first] + [residual] * (parts - 1)
+
+
+class StepAudit:
+    """Makes single steps of a mechanism on gradients that are given.
+
+    The model has two kernels, and a loss that is linear in them: the gradient
+    of an example is an outer product of its inputs and its targets for each.
+
+    Args:
+        make_optimizer: function of an inner optimizer and of the number of
+            weights, which returns a `tf_dpsub.optimizers.PrivateOptimizer` with
+            noise, without a seed.
+        carrier_rank: int, for `RGP`, the rank of carriers. Defaults to `None`.
+        batch_size: int, rows of a batch. Defaults to `16`.
+        dtype_policy: string, of the model; in `"mixed_float16"` large numbers
+            overflow on the way. Defaults to `"float32"`.
+
+    Attributes:
+        optimizer: what `make_optimizer` returned.
+        batch_size: int.
+        dtype_policy: string.
+        released_numbers: int, how many numbers a step releases.
+    """
+
+    def __init__(
+        self,
+        make_optimizer: Callable,
+        *,
+        carrier_rank: int | None = None,
+        batch_size: int = 16,
+        dtype_policy: str = "float32",
+    ):
+        self.batch_size = batch_size
+        self.dtype_policy = dtype_policy
+        model = _linear_model(dtype_policy)
+        if carrier_rank is not None:
+            layers.reparametrize(model, carrier_rank)
+        self.optimizer = make_optimizer(
+            keras.optimizers.SGD(1.0), model.count_params()
+        )
+        self._model = make_private(model)
+        self._model.compile(self.optimizer, loss=_product)
+        empty = self._batch(self.nothing())
+        self._model.prepare_training(
+            tf.nest.map_structure(tf.type_spec_from_value, empty)
+        )
+        self._weights = self._model.trainable_variables
+        self._start = [tf.identity(w) for w in self._weights]
+        self.optimizer.prepare(self._model)
+        shapes = [
+            s.shape
+            for s in self.optimizer.released_sums(
+                self._model.training_step(empty)
+            )
+        ]
+        self._sizes = [math.prod(shape) for shape in shapes]
+        self.released_numbers = sum(self._sizes)
+        self._claims = claims(self.optimizer, len(shapes))
+        self._many = tf.function(self._traced_steps, autograph=False)
+        self._scores = tf.function(self._traced_scores, autograph=False)
+        self._low_bits = tf.function(self._traced_low_bits, autograph=False)
+        self._sums = tf.function(self._traced_sums, autograph=False)
+        self._ascent = tf.function(self._traced_ascent, autograph=False)
+
+    def nothing(self):
+        """A batch of examples without gradients: inputs and targets."""
+        return (
+            np.zeros((self.batch_size, sum(INPUTS)), np.float32),
+            np.zeros((self.batch_size, sum(_OUTPUTS)), np.float32),
+        )
+
+    def random(self, generator, scale=1.0):
+        """A batch of examples with gradients of about some norm."""
+        x, y = (
+            generator.normal(size=a.shape).astype(np.float32)
+            for a in self.nothing()
+        )
+        norms = np.sqrt(sq_norms(x, y))[:, None]
+        return x, (y * (scale / norms)).astype(np.float32)
+
+    def released(self, batch: tuple, steps: int, rows: int | None = None):
+        """What so many steps on the same batch release, each from the start.
+
+        Args:
+            batch: tuple of inputs and targets.
+            steps: int.
+            rows: int, only so many rows are real. Defaults to `None`, all.
+
+        Returns:
+            Float arrays `[steps, numbers]`, of what is released, in claimed
+            standard deviations of the noise; and `[steps, weights]`, of the
+            gradients that follow.
+        """
+        data = self._batch(batch, rows)
+        released, gradients = self._many(data, tf.constant(steps))
+        return released.numpy().astype(float) / self._stddevs(), (
+            gradients.numpy().astype(float)
+        )
+
+    def scores(self, batch: tuple, steps: int, rows: int | None = None):
+        """How far steps go along what the last example of a batch moves.
+
+        Each along its own direction: carriers and bases, which may be new at a
+        step, are known to an attacker.
+
+        Args:
+            batch: tuple of inputs and targets.
+            steps: int.
+            rows: int, only so many rows are real. Defaults to `None`, all.
+
+        Returns:
+            Float arrays `[steps]`, in claimed standard deviations of the noise:
+            of what is released, and of what the last example adds to it.
+        """
+        with_it, without = (
+            self._batch(batch, r) for r in (None, self.batch_size - 1)
+        )
+        scores = self._scores(
+            self._batch(batch, rows), with_it, without, tf.constant(steps)
+        )
+        return [values.numpy()[:, 0].astype(float) for values in scores]
+
+    def refuted(self, batch: tuple, steps: int, rows: int | None = None):
+        """Counts numbers whose low bits tell that the last example is there.
+
+        A released number rules out a sum, that with or that without the
+        example, if no float32 noise added to this sum rounds to the number.
+
+        Args: as `scores`.
+
+        Returns:
+            Float array `[steps]`, numbers that rule out the sum without the
+            example, less those that rule out the sum with it.
+        """
+        with_it, without = (
+            self._batch(batch, r) for r in (None, self.batch_size - 1)
+        )
+        (refuted,) = self._low_bits(
+            self._batch(batch, rows), with_it, without, tf.constant(steps)
+        )
+        return refuted.numpy()[:, 0]
+
+    def sums(self, batch, rows=None) -> list:
+        """What would be released of a batch without noise.
+
+        Args:
+            batch: tuple of inputs and targets.
+            rows: int, only so many rows are real. Defaults to `None`, all.
+
+        Returns:
+            List of float64 vectors, one for each part.
+        """
+        sums = self._sums(self._batch(batch, rows))
+        return [np.ravel(s).astype(float) for s in sums]
+
+    def ascent(self, batch) -> tuple:
+        """Directions of a batch in which its last example moves sums further.
+
+        Args:
+            batch: tuple of inputs and targets.
+
+        Returns:
+            Tuple of arrays as those of the batch; zeros where nothing does.
+        """
+        return tuple(g.numpy() for g in self._ascent(*batch))
+
+    def _traced_sums(self, data):
+        return self.optimizer.released_sums(self._model.training_step(data))
+
+    def _traced_ascent(self, x, y):
+        """Gradients of how far the last example moves the part it moves most.
+
+        Zero where they are not finite, as those of a norm of zero.
+        """
+        sums, tapes = [], []
+        for rows in (None, self.batch_size - 1):
+            with tf.GradientTape() as tape:
+                tape.watch([x, y])
+                sums.append(self._traced_sums(self._batch((x, y), rows)))
+            tapes.append(tape)
+        moved = [a - b for a, b in zip(*sums)]
+        shares = {}
+        for claim, m in zip(self._claims, moved):
+            share = tf.reduce_sum(tf.cast(m, tf.float64) ** 2)
+            shares[claim] = shares.get(claim, 0.0) + share
+        shares = {c: s / c.sensitivity**2 for c, s in shares.items()}
+        most = functools.reduce(tf.maximum, shares.values())
+        ascent = [tf.zeros_like(x), tf.zeros_like(y)]
+        for sign, tape, parts in zip((1, -1), tapes, sums):
+            along = [
+                sign * m * tf.cast(shares[c] >= most, m.dtype)
+                for c, m in zip(self._claims, moved)
+            ]
+            gradients = tape.gradient(parts, [x, y], output_gradients=along)
+            ascent = [
+                a if g is None else a + tf.where(tf.math.is_finite(g), g, 0)
+                for a, g in zip(ascent, gradients)
+            ]
+        return ascent
+
+    def _traced_steps(self, data, steps):
+        def step():
+            self.optimizer.prepare(self._model)
+            noisy = self._noisy_sums(data)
+            moved = [s - w for s, w in zip(self._start, self._weights)]
+            return _flat(noisy), _flat(moved)
+
+        weights = sum(math.prod(w.shape) for w in self._weights)
+        return self._repeated(step, [self.released_numbers, weights], steps)
+
+    def _traced_scores(self, data, with_it, without, steps):
+        stddevs = tf.constant(self._stddevs(), tf.float32)
+
+        def step():
+            self.optimizer.prepare(self._model)
+            sums = (self._traced_sums(d) for d in (with_it, without))
+            shift = _flat([a - b for a, b in zip(*sums)]) / stddevs
+            size = tf.norm(shift)
+            score = tf.reduce_sum(
+                _flat(self._noisy_sums(data)) / stddevs * shift
+            )
+            return [tf.math.divide_no_nan(score, size)], [size]
+
+        return self._repeated(step, [1, 1], steps)
+
+    def _traced_low_bits(self, data, with_it, without, steps):
+        def step():
+            self.optimizer.prepare(self._model)
+            sums = [self._traced_sums(d) for d in (with_it, without)]
+            noisy = _flat(self._noisy_sums(data))
+            refuted = [
+                tf.math.count_nonzero(~_is_reachable(noisy, s), dtype="float32")
+                for s in sums
+            ]
+            return [[refuted[1] - refuted[0]]]
+
+        return self._repeated(step, [1], steps)
+
+    def _repeated(self, step, sizes, steps):
+        """Stacks what so many steps return, each from the start."""
+        written = [
+            tf.TensorArray(tf.float32, steps, element_shape=[size])
+            for size in sizes
+        ]
+
+        def body(k, *arrays):
+            for w, start in zip(self._weights, self._start):
+                w.assign(start)
+            return k + 1, *(a.write(k, s) for a, s in zip(arrays, step()))
+
+        _, *written = tf.while_loop(
+            lambda k, *_: k < steps,
+            body,
+            (tf.constant(0), *written),
+            parallel_iterations=1,
+        )
+        for w, start in zip(self._weights, self._start):
+            w.assign(start)
+        return [array.stack() for array in written]
+
+    def _noisy_sums(self, data):
+        """Ends a step, and returns the noisy sums that it made gradients of."""
+        optimizer, seen = self.optimizer, []
+        privatize = optimizer.privatize
+
+        def recorded(noisy_sums):
+            seen.append(noisy_sums)
+            return privatize(noisy_sums)
+
+        object.__setattr__(optimizer, "privatize", recorded)
+        try:
+            optimizer.release(self._model.training_step(data))
+        finally:
+            object.__delattr__(optimizer, "privatize")
+        (noisy,) = seen
+        return noisy
+
+    def _batch(self, batch, rows=None):
+        data = given_batches.padded(
+            given_batches.named(*batch), self._model.microbatch_size
+        )
+        if rows is not None:
+            is_real = tf.range(data["real"].shape[0]) < rows
+            data["real"] *= tf.cast(is_real, tf.float32)
+        return data
+
+    def _stddevs(self):
+        return np.repeat([c.stddev for c in self._claims], self._sizes)
+
+    def movement(self, batch: tuple) -> float:
+        """How far the last example moves what is released.
+
+        Args:
+            batch: tuple of inputs and targets.
+
+        Returns:
+            Float, as a share of the claimed sensitivity; of several parts with
+            claims of their own, the largest share.
+        """
+        moved: dict[Claim, float] = {}
+        for claim, part in zip(self._claims, self._moved(batch)):
+            moved[claim] = moved.get(claim, 0.0) + float(np.sum(part**2))
+        return max(math.sqrt(m) / c.sensitivity for c, m in moved.items())
+
+    def canary(self, tries=100, seed=0):
+        """A batch whose last example has a huge gradient.
+
+        Of some random directions, the one that moves what is released most, in
+        claimed noise.
+        """
+        generator = np.random.default_rng(seed)
+        canary, largest = None, -1.0
+        for _ in range(tries):
+            x, y = self.nothing()
+            x[-1], y[-1] = (
+                1e3 * generator.normal(size=a.shape[1]) for a in (x, y)
+            )
+            shift = np.linalg.norm(self._shift((x, y)))
+            if shift > largest:
+                canary, largest = (x, y), shift
+        return canary
+
+    def _shift(self, batch):
+        """By what the last example moves the released, in claimed noise."""
+        return np.concatenate(self._moved(batch)) / self._stddevs()
+
+    def _moved(self, batch):
+        """By what the last example moves each part."""
+        with_it, without = (
+            self.sums(batch, rows) for rows in (None, self.batch_size - 1)
+        )
+        return [a - b for a, b in zip(with_it, without)]
+
+
+def _linear_model(dtype_policy):
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(dtype_policy)
+    try:
+        return _two_kernels()
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
+def _two_kernels():
+    inputs = keras.Input([sum(INPUTS)])
+    outputs, start = [], 0
+    for k, (p, d) in enumerate(_KERNELS):
+        layer = keras.layers.Dense(
+            d, use_bias=False, kernel_initializer="ones", name=f"kernel{k}"
+        )
+        outputs.append(layer(inputs[:, start : start + p]))
+        start += p
+    return keras.Model(inputs, keras.layers.Concatenate()(outputs))
+
+
+def _product(y_true, y_pred):
+    return keras.ops.sum(y_true * y_pred, -1)
+
+
+def sq_norms(x, y):
+    """Squared norms of the gradients of examples, over both kernels."""
+    parts = zip(
+        np.split(x, np.cumsum(INPUTS)[:-1], 1),
+        np.split(y, np.cumsum(_OUTPUTS)[:-1], 1),
+    )
+    return sum((a**2).sum(1) * (b**2).sum(1) for a, b in parts)
+
+
+def _is_reachable(noisy, sums):
+    """Whether a float32 number added to a sum rounds to the noisy one."""
+    sums = tf.concat(
+        [tf.reshape(tf.cast(s, tf.float64), [-1]) for s in sums], 0
+    )
+    nearest = tf.cast(tf.cast(noisy, tf.float64) - sums, tf.float32)
+    reached = tf.zeros_like(noisy, tf.bool)
+    for towards in (-math.inf, nearest, math.inf):
+        noise = tf.math.nextafter(nearest, tf.zeros_like(nearest) + towards)
+        made = tf.cast(sums + tf.cast(noise, tf.float64), tf.float32)
+        reached |= made == noisy
+    return reached
+
+
+def _flat(tensors):
+    return tf.concat(
+        [tf.reshape(tf.cast(t, tf.float32), [-1]) for t in tensors], 0
+    )
