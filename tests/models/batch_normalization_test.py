@@ -151,7 +151,7 @@ class TestPretrained:
         changed.save(tmp_path / "model.keras")
         loaded = keras.models.load_model(tmp_path / "model.keras")
         np.testing.assert_array_equal(loaded(x), changed(x))
-        assert tf_dpsub.training.model_checks.public_assumptions(loaded)
+        assert tf_dpsub.training.requirements.public_assumptions(loaded)
 
     def test_other_axes_are_not_folded(self):
         norm = layers.BatchNormalization(axis=1, name="norm")

@@ -18,7 +18,7 @@ from tests.training.plain_models import (
     private,
 )
 from tf_dpsub import accounting, data, gradients
-from tf_dpsub.training import model_checks
+from tf_dpsub.training import requirements
 
 layers = keras.layers
 
@@ -423,10 +423,10 @@ class TestNarrowedFloat32:
     def test_environment(self, monkeypatch, name, value, is_on):
         monkeypatch.setenv(name, value)
         if not is_on:
-            model_checks.require_full_precision()
+            requirements.require_full_precision()
             return
         with pytest.raises(ValueError, match=f"{name}={value} in the env"):
-            model_checks.require_full_precision()
+            requirements.require_full_precision()
 
     def test_tensor_float_32_is_off_in_training(self, model):
         tf.config.experimental.enable_tensor_float_32_execution(True)

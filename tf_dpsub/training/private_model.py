@@ -6,7 +6,6 @@ import functools
 import itertools
 import re
 import traceback
-import warnings
 from collections.abc import Callable
 
 import keras
@@ -26,11 +25,10 @@ from tf_dpsub.training import (
     carried_ledger,
     loss_scales,
     microbatches,
-    model_checks,
     own_loss,
-    private_selection,
     private_step,
     quiet_errors,
+    requirements,
     workers,
 )
 
@@ -204,7 +202,7 @@ class PrivateModel(keras.Model):
                 f"Expected a plain model, got '{model.name}', which is private "
                 "already. Compile it, or wrap `model.model` again."
             )
-        model_checks.check_model(model)
+        requirements.check_model(model)
         with model.distribute_strategy.scope():
             super().__init__(
                 name=name or f"private_{model.name}",
@@ -317,8 +315,8 @@ class PrivateModel(keras.Model):
                 "follows overflows in the data is not private. float16 losses "
                 "are scaled by a constant."
             )
-        model_checks.check_layers(self.model)
-        model_checks.require_full_precision()
+        requirements.check_layers(self.model)
+        requirements.require_full_precision()
         super().compile(optimizer, loss, *args, auto_scale_loss=False, **kwargs)
         self._carried_ledger.begin_counting(optimizer)
         self._tallies = _Tallies()
@@ -411,10 +409,8 @@ class PrivateModel(keras.Model):
             validation_data_is_public and validation_data is not None
         )
         if not allow_private_selection:
-            private_selection.require_public_selection(
-                callbacks, public_validation
-            )
-        self._warn_of_backups(callbacks)
+            requirements.require_public_selection(callbacks, public_validation)
+        requirements.warn_of_backups(self, callbacks)
         loss_scales.warn_of_small_weights(class_weight, sample_weight)
         if class_weight is not None:
             if sample_weight is not None or y is None:
@@ -450,13 +446,13 @@ class PrivateModel(keras.Model):
         )
         inputs = None if poisson is None else poisson.comparable_inputs
         overlap = self._stated_overlap(inputs)
-        selects = private_selection.reads_private_results(
+        selects = requirements.reads_private_results(
             callbacks, public_validation
         )
-        if public_validation and private_selection.reads_private_results(
+        if public_validation and requirements.reads_private_results(
             callbacks, False
         ):
-            note, is_private = private_selection.compared_validation(
+            note, is_private = requirements.compared_validation(
                 validation_data, inputs, allow_private_selection
             )
             overlap["notes"] = (*overlap.get("notes", ()), note)
@@ -499,20 +495,6 @@ class PrivateModel(keras.Model):
             raise workers.lost(error) from error
         finally:
             self._end_run()
-
-    def _warn_of_backups(self, callbacks):
-        backs_up = any(
-            isinstance(callback, keras.callbacks.BackupAndRestore)
-            for callback in private_selection.all_of(callbacks)
-        )
-        writes = self.distribute_strategy.extended.should_checkpoint
-        if backs_up and writes and self.ledger.path is None:
-            warnings.warn(
-                "Expected a ledger_path beside BackupAndRestore, got none: "
-                "steps since the last backup would be forgotten if the process "
-                "died, and epsilon reported too low. Pass it to make_private.",
-                stacklevel=4,
-            )
 
     def _require_agreement(self, poisson, **settings):
         """Refuses to train with workers that would train otherwise."""
@@ -801,7 +783,7 @@ class PrivateModel(keras.Model):
             or (poisson is not None and poisson.seed is not None),
             private_state=optimizer.has_private_state,
             notes=(
-                *model_checks.public_assumptions(self.model),
+                *requirements.public_assumptions(self.model),
                 *self.training_step.assumptions,
                 *optimizer.notes,
                 *(() if poisson is None else poisson.assumptions),
@@ -899,10 +881,10 @@ class PrivateModel(keras.Model):
             spec: structure of `tf.TensorSpec` of a batch: a dict of `x`, `y`,
                 `w` where there are weights, and `real`.
         """
-        model_checks.require_full_precision()
+        requirements.require_full_precision()
         with self.distribute_strategy.scope():
             self.optimizer.build_for(self)
-            self._check_weights_of_optimizer()
+            requirements.check_weights_of_optimizer(self)
             spec = tree.map_structure(
                 lambda s: given_batches.microbatch_spec(
                     s, self.microbatch_size
@@ -928,16 +910,6 @@ class PrivateModel(keras.Model):
         step = private_step.PrivateStep(self, spec, self._tallies.dropped)
         self._steps = (*self._steps, step)[-_KINDS_OF_BATCHES:]
         return step
-
-    def _check_weights_of_optimizer(self):
-        known = [id(v) for v in self.optimizer._trainable_variables]
-        if known != [id(v) for v in self.trainable_variables]:
-            raise ValueError(
-                "Expected an optimizer for the trainable weights of "
-                f"'{self.model.name}', got one that was built for others. Make "
-                "a new optimizer for each model, and after layers were frozen "
-                "or unfrozen."
-            )
 
     def make_train_function(self, force=False):
         if self.train_function is not None and not force:

@@ -8,7 +8,7 @@ import tensorflow as tf
 from keras_tuner.src.engine import objective, tuner_utils
 
 from tf_dpsub.callbacks import PrivacyBudget
-from tf_dpsub.training.private_selection import (
+from tf_dpsub.training.requirements import (
     compared_validation,
     reads_private_results,
     require_public_selection,

@@ -1,0 +1,296 @@
+"""What must hold before a model trains privately, and is taken as public."""
+
+import os
+import warnings
+
+import keras
+import tensorflow as tf
+from keras.src.callbacks.monitor_callback import MonitorCallback
+
+from tf_dpsub.data import overlap
+from tf_dpsub.models import batch_normalization
+
+# Environment variables, and values of them that leave float32 as it is.
+_NARROWING = (
+    "TF_ENABLE_AUTO_MIXED_PRECISION",
+    "TF_SET_ONEDNN_FPMATH_MODE",
+    "ONEDNN_DEFAULT_FPMATH_MODE",
+    "DNNL_DEFAULT_FPMATH_MODE",
+)
+_STRICT = ("", "0", "false", "strict")
+_CURE_OF_SELECTION = (
+    "Pass public data, `fit(..., validation_data=..., "
+    "validation_data_is_public=True)` without validation_split, and monitor a "
+    "`val_` metric, "
+    "or pass `allow_private_selection=True`: the statement then says that "
+    "epsilon does not cover the selection."
+)
+
+
+def check_model(model):
+    if not isinstance(model, keras.Model):
+        raise ValueError(f"Expected a keras.Model, got {type(model).__name__}.")
+    if type(model).train_step is not keras.Model.train_step:
+        raise ValueError(
+            "Expected a model with Keras's own train_step, got "
+            f"'{model.name}', whose {type(model).__name__} overrides it: what "
+            "it does would not happen in private training. Leave it out: "
+            "compute in `call` what the loss needs, and there call "
+            "`self.add_loss(losses)` with one value for each example, of shape "
+            "[batch]; or override `compute_loss`."
+        )
+    if not model.built:
+        raise ValueError(
+            f"Expected a built model, got '{model.name}', whose weights do not "
+            "exist yet. Give it a `keras.Input`, or call it once on a batch."
+        )
+    check_layers(model)
+
+
+def check_layers(model):
+    if not model.trainable_variables:
+        raise ValueError(
+            f"Expected a model with trainable weights, got '{model.name}', "
+            "which has none. Set `trainable = True` on the layers to train."
+        )
+    mixing = batch_normalization.trainable_batch_normalizations(model)
+    if mixing:
+        names = [f"'{layer.name}'" for layer in mixing[:3]]
+        if len(mixing) > 3:
+            names[2:] = [f"{len(mixing) - 2} more"]
+        raise ValueError(
+            f"Expected layers that treat examples alike, alone or in a batch, "
+            f"got BatchNormalization {', '.join(names)}, which mix them and "
+            "store their statistics. Replace them all: "
+            "`tf_dpsub.models.replace_batch_normalization(model)`; or freeze "
+            "them: `layer.trainable = False`."
+        )
+
+
+def require_full_precision():
+    """Refuses what narrows float32 where the graph does not say so.
+
+    Formal guarantees: what is clipped is what is summed only if both are
+    computed as written. TensorFlow's rewriting of graphs to float16 or bfloat16
+    comes after the step was proved, and moved a sum by 1.59 C.
+
+    Raises:
+        ValueError: names the option or variable, and the cure.
+    """
+    # Sums over the batch need full float32 precision.
+    tf.config.experimental.enable_tensor_float_32_execution(False)
+    options = tf.config.optimizer.get_experimental_options()
+    on = [
+        f"the option {name}"
+        for name, value in options.items()
+        if name.startswith("auto_mixed_precision") and value
+    ]
+    on += [
+        f"{name}={value} in the environment"
+        for name, value in os.environ.items()
+        if name.startswith(_NARROWING) and value.lower() not in _STRICT
+    ]
+    if on:
+        raise ValueError(
+            "Expected float32 to be computed as such, got "
+            f"{' and '.join(on)}: sums of clipped gradients would be narrowed. "
+            "Turn it off; for mixed precision use a dtype policy of Keras, "
+            '`keras.config.set_dtype_policy("mixed_bfloat16")`, which is '
+            "accounted for."
+        )
+
+
+def public_assumptions(model):
+    """What the statement has to take as public."""
+    adapted = (
+        keras.layers.Normalization,
+        keras.layers.TextVectorization,
+        keras.layers.StringLookup,
+        keras.layers.IntegerLookup,
+        keras.layers.Discretization,
+    )
+    layers = model._flatten_layers()
+    return tuple(
+        f"the {what} of {type(layer).__name__} '{layer.name}'"
+        for layer in layers
+        for what, holds in (
+            ("adapted state", isinstance(layer, adapted)),
+            ("statistics", batch_normalization.has_statistics(layer)),
+        )
+        if holds
+    )
+
+
+def check_weights_of_optimizer(model):
+    """Refuses an optimizer that was built for other weights.
+
+    Args:
+        model: compiled `PrivateModel`, whose optimizer is built.
+
+    Raises:
+        ValueError: if it was.
+    """
+    built_for = [id(v) for v in model.optimizer._trainable_variables]
+    if built_for != [id(v) for v in model.trainable_variables]:
+        raise ValueError(
+            "Expected an optimizer for the trainable weights of "
+            f"'{model.name}', got one that was built for others. Make "
+            "a new optimizer for each model, and after layers were frozen "
+            "or unfrozen."
+        )
+
+
+def require_public_selection(callbacks, validation_data_is_public):
+    """Raises unless all callbacks decide by public results alone.
+
+    Args: as `reads_private_results`.
+
+    Raises:
+        ValueError: names the callbacks and the cure.
+    """
+    names = reads_private_results(callbacks, validation_data_is_public)
+    if names:
+        raise ValueError(
+            f"Expected callbacks that do not steer by private results, got "
+            f"{', '.join(names)}. {_CURE_OF_SELECTION}"
+        )
+
+
+def reads_private_results(callbacks, validation_data_is_public: bool) -> list:
+    """Names the callbacks whose decisions depend on private data.
+
+    Formal guarantees: what a callback of Keras decides by a training metric,
+    or by validation data that was not declared public, is chosen by looking at
+    private data, and not covered by any epsilon. Callbacks of others cannot be
+    known: those of KerasTuner are, by their module, and choose by the objective
+    of the tuner.
+
+    Args:
+        callbacks: `keras.callbacks.Callback`, any nesting of them, or a
+            `CallbackList`.
+        validation_data_is_public: bool.
+
+    Returns:
+        List of strings, such as `"EarlyStopping(monitor='loss')"`.
+    """
+    names = []
+    for callback in all_callbacks(callbacks):
+        name = type(callback).__name__
+        if isinstance(callback, keras.callbacks.TerminateOnNaN):
+            names.append(name)
+        elif type(callback).__module__.startswith("keras_tuner"):
+            objectives = _objectives(callback)
+            if not objectives:
+                names.append(name)
+            elif not (
+                validation_data_is_public
+                and all(o.startswith("val_") for o in objectives)
+            ):
+                names.append(f"{name}(objective={', '.join(objectives)!r})")
+        elif _selects(callback):
+            monitor = callback.monitor
+            if not (
+                validation_data_is_public and str(monitor).startswith("val_")
+            ):
+                names.append(f"{name}(monitor={monitor!r})")
+    return names
+
+
+def all_callbacks(callbacks) -> list:
+    """Every callback, those that other callbacks hold among them.
+
+    Args: as `reads_private_results`.
+
+    Returns:
+        List of `keras.callbacks.Callback`.
+    """
+    flat, seen, waiting = [], set(), [callbacks]
+    while waiting:
+        one = waiting.pop(0)
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, keras.callbacks.Callback):
+            flat.append(one)
+            waiting += vars(one).values()
+        elif isinstance(one, dict):
+            waiting += one.values()
+        elif isinstance(one, (list, tuple)):
+            waiting += one
+    return flat
+
+
+def _objectives(callback):
+    """Names of the metrics that a callback of KerasTuner chooses by."""
+    objective = getattr(callback, "objective", None)
+    if objective is None:
+        oracle = getattr(getattr(callback, "tuner", None), "oracle", None)
+        objective = getattr(oracle, "objective", None)
+    several = getattr(objective, "objectives", [objective])
+    return [o.name for o in several if o is not None]
+
+
+def _selects(callback):
+    if not isinstance(callback, MonitorCallback):
+        return False
+    # Checkpoints select only if they keep the best; the others always do.
+    return getattr(callback, "save_best_only", True)
+
+
+def compared_validation(validation_data, private, allow_private: bool):
+    """Compares validation data that callbacks decide by with the private ones.
+
+    Formal guarantees: what a callback decides by private examples is not
+    covered, whatever they are called. Inputs that equal each other are found;
+    whether the others are public is for the user to know.
+
+    Args:
+        validation_data: as `keras.Model.fit` takes it.
+        private: private inputs, as `overlap.count_common` takes them; None
+            where they cannot be compared.
+        allow_private: bool, whether private examples may be among them.
+
+    Returns:
+        string, what the statement has to take as public, and whether private
+        examples are among them.
+
+    Raises:
+        ValueError: if they are, and may not be.
+    """
+    public = overlap.inputs_of(validation_data)
+    if public is None or private is None:
+        return "the validation data that callbacks decide by, unchecked", False
+    if not overlap.count_common(public, private):
+        return (
+            "the validation data that callbacks decide by (none of them equals "
+            "a private example)"
+        ), False
+    if allow_private:
+        return "the other validation data that callbacks decide by", True
+    raise ValueError(
+        "Expected validation data that are public, got some of the private "
+        "examples among them: callbacks would decide by these. Take them out "
+        "of either, or pass `allow_private_selection=True`: the statement then "
+        "says that epsilon does not cover the selection."
+    )
+
+
+def warn_of_backups(model, callbacks):
+    """Warns of backups from which a run would go on without its ledger.
+
+    Args:
+        model: `PrivateModel`.
+        callbacks: as `reads_private_results`.
+    """
+    backs_up = any(
+        isinstance(callback, keras.callbacks.BackupAndRestore)
+        for callback in all_callbacks(callbacks)
+    )
+    writes = model.distribute_strategy.extended.should_checkpoint
+    if backs_up and writes and model.ledger.path is None:
+        warnings.warn(
+            "Expected a ledger_path beside BackupAndRestore, got none: "
+            "steps since the last backup would be forgotten if the process "
+            "died, and epsilon reported too low. Pass it to make_private.",
+            stacklevel=4,
+        )
