@@ -33,34 +33,35 @@ SPACES = {"1D": SERIES, "2D": IMAGES, "3D": VOLUMES}
 
 # What no model of TensorFlow trains through, or not always alike, and why.
 NOT_TRIED = {
-    "AugMix": "draws layers whenever a step is traced: one at a time, or "
-    "refused if `Equalization` is among them",
+    "AugMix": "chooses its layers at random when a step is traced: one at "
+    "a time, or refused if `Equalization` is among them",
     "FlaxLayer": "runs under JAX alone",
     "InputLayer": "computes nothing",
     "JaxLayer": "wraps a function of JAX",
-    "MaxNumBoundingBoxes": "for boxes, before a model",
-    "TFSMLayer": "a saved model: as its operations are",
+    "MaxNumBoundingBoxes": "preprocesses bounding boxes before the model",
+    "TFSMLayer": "depends on the operations of the SavedModel",
     "TorchModuleWrapper": "runs under PyTorch alone",
-    "Wrapper": "the base of layers around layers",
+    "Wrapper": "the base class of wrapper layers",
 }
 
-# Said instead of what the engine says.
+# Replace the reasons that the engine gives.
 REASONS = {
     "ActivityRegularization": "adds one loss for the whole batch",
-    "BatchNormalization": "keeps averages of the batch; `trainable=False`, or "
-    "another normalisation, is proved",
+    "BatchNormalization": "keeps averages over the batch; with "
+    "`trainable=False` it is proved, and so are other normalisation "
+    "layers",
     "CTC": "loops over the steps of a sequence",
     "Circle": "compares the examples of a batch with each other; give "
     "`keras.losses.circle` public references",
-    "ContrastLimitedAdaptiveHistogramEqualization": "finds each image by its "
-    "place in the batch",
+    "ContrastLimitedAdaptiveHistogramEqualization": "indexes each image "
+    "by its position in the batch",
     "CutMix": "mixes the images of a batch",
-    "Equalization": "Keras takes one histogram of the whole batch",
-    "MelSpectrogram": "Keras measures decibels from the loudest of the whole "
-    "batch",
+    "Equalization": "Keras computes one histogram for the whole batch",
+    "MelSpectrogram": "Keras measures decibels relative to the maximum of "
+    "the whole batch",
     "MixUp": "mixes the images of a batch",
-    "RandAugment": "has `Equalization` in it, of the whole batch",
-    "RandomElasticTransform": "takes the batch apart, image by image",
+    "RandAugment": "contains `Equalization`, which uses the whole batch",
+    "RandomElasticTransform": "splits the batch into single images",
     "SpectralNormalization": "rewrites its kernel in every forward pass",
 }
 
@@ -519,29 +520,29 @@ def published():
 
 
 TEXT = """\
-# What takes which engine
+# Layer and loss coverage
 
-Every layer and every loss of Keras, and the engine that computes the gradients
-of single examples through it. A model takes the engine of the slowest of its
-parts.
+This page lists every layer and every loss of Keras with the engine that
+computes per-example gradients through it. A model runs on the slowest engine
+among those of its parts.
 
-| engine | what it means |
+| engine | meaning |
 |---|---|
 | graph | [proved](graph_engine.md): one pass over the batch |
-| one at a time | not proved, and private all the same: several times as slow |
-| refused | proved to mix examples, or to keep a state of them: raises |
+| one at a time | not proved, but still private: several times as slow |
+| refused | proved to mix examples, or to keep a state of them: raises an error |
 
-What is refused because it mixes examples can still be run on one example at a
-time, by `per_example="vectorized_map"`, if it has a meaning for one alone.
-Augmentation of rows as they are drawn needs no engine at all: pass `map` to
-`tf_dpsub.data.PoissonBatches`.
+A model that is refused because it mixes examples can still run one example at a
+time, with `per_example="vectorized_map"`, if it is meaningful for a single
+example. Augmentation does not depend on the engine at all if it is applied to
+rows as they are drawn: pass `map` to `tf_dpsub.data.PoissonBatches`.
 
-In a functional model, Keras leaves out a layer that returns its input when the
-model is made, as `Equalization` does: augmentations are tried in a model whose
-`call` runs them.
+When a functional model is built, Keras leaves out layers that return their
+input at that moment, as `Equalization` does. Augmentation layers are therefore
+tested in a model whose `call` runs them.
 
-This page is made by `python -m tests.gradients.coverage_table`, of Keras
-{keras} and TensorFlow {tensorflow}, and a test compares the two.
+`python -m tests.gradients.coverage_table` generates this page, here for Keras
+{keras} and TensorFlow {tensorflow}, and a test compares it with the code.
 """
 
 
