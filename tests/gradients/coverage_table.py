@@ -31,7 +31,7 @@ IMAGES = (6, 6, 3)
 VOLUMES = (4, 4, 4, 2)
 SPACES = {"1D": SERIES, "2D": IMAGES, "3D": VOLUMES}
 
-# What no model of TensorFlow trains through, or not always alike, and why.
+# Layers that cannot be tried here, or not always with one result, and why.
 NOT_TRIED = {
     "AugMix": "chooses its layers at random when a step is traced: one at "
     "a time, or refused if `Equalization` is among them",
@@ -47,9 +47,8 @@ NOT_TRIED = {
 # Replace the reasons that the engine gives.
 REASONS = {
     "ActivityRegularization": "adds one loss for the whole batch",
-    "BatchNormalization": "keeps averages over the batch; with "
-    "`trainable=False` it is proved, and so are other normalisation "
-    "layers",
+    "BatchNormalization": "keeps averages over the batch; it is "
+    "proved with `trainable=False`, and so is `LayerNormalization`",
     "CTC": "loops over the steps of a sequence",
     "Circle": "compares the examples of a batch with each other; give "
     "`keras.losses.circle` public references",
@@ -530,10 +529,10 @@ among those of its parts.
 |---|---|
 | graph | [proved](graph_engine.md): one pass over the batch |
 | one at a time | not proved, but still private: several times as slow |
-| refused | proved to mix examples, or to keep a state of them: raises an error |
+| refused | proved to mix examples or to keep a state of them: raises an error |
 
-A model that is refused because it mixes examples can still run one example at a
-time, with `per_example="vectorized_map"`, if it is meaningful for a single
+A model that is refused because it mixes examples can still run one example at
+a time, with `per_example="vectorized_map"`, if it is meaningful for a single
 example. Augmentation does not depend on the engine at all if it is applied to
 rows as they are drawn: pass `map` to `tf_dpsub.data.PoissonBatches`.
 
