@@ -1,4 +1,4 @@
-"""Which implementation serves a model: decided once, before any step."""
+"""Choice of the implementation for a model, made once, before any step."""
 
 import dataclasses
 
@@ -102,7 +102,7 @@ def select_implementation(
 
 @dataclasses.dataclass(frozen=True)
 class Forward:
-    """What is known of a forward pass before it is differentiated.
+    """Effects of a forward pass, found before it is differentiated.
 
     Attributes:
         changed: list of the states that it changes, such as seeds of dropout.
@@ -116,7 +116,7 @@ class Forward:
 
 
 def forward_pass(loss_fn, inputs, states: list) -> Forward:
-    """Which states a forward pass changes, by public values alone.
+    """Finds the states that a forward pass changes, by public values alone.
 
     Args:
         loss_fn: as for `per_example_gradients`.
@@ -130,7 +130,7 @@ def forward_pass(loss_fn, inputs, states: list) -> Forward:
         UpdatesState: if a variable is assigned a value that depends on the
             batch, or a state that is none of `states` is changed.
     """
-    found: list = []
+    passes: list = []
 
     def forward(batch):
         losses, _ = loss_fn(batch)
@@ -146,9 +146,9 @@ def forward_pass(loss_fn, inputs, states: list) -> Forward:
             for ref in effects.written_resources(graph)
         }
         # The graph may be that of several replicas, with a copy for each.
-        known = {h: v for v in states for h in sources.handles(v)}
+        states_by_handle = {h: v for v in states for h in sources.handles(v)}
         for identity, inner in written.items():
-            if identity not in known:
+            if identity not in states_by_handle:
                 raise gradients.UpdatesState(
                     f"'{_name(inner)}' is updated in every forward pass "
                     "and is no weight of the model: how often tells how many "
@@ -156,8 +156,10 @@ def forward_pass(loss_fn, inputs, states: list) -> Forward:
                     "(`add_weight(..., trainable=False)`), or draw from a "
                     "`keras.random.SeedGenerator`."
                 )
-        changed = {id(v): v for h, v in known.items() if h in written}
-        found.append(
+        changed = {
+            id(v): v for h, v in states_by_handle.items() if h in written
+        }
+        passes.append(
             Forward(
                 list(changed.values()),
                 effects.draws(graph),
@@ -167,11 +169,11 @@ def forward_pass(loss_fn, inputs, states: list) -> Forward:
         return losses
 
     trace(forward, inputs)
-    return found[-1]
+    return passes[-1]
 
 
 def _name(handle):
-    """Names a captured resource by what is done with it."""
+    """Name of a captured resource: that of the operations that read it."""
     return ", ".join(sorted({op.name for op in handle.consumers()}))
 
 
@@ -182,20 +184,20 @@ def _self_check(loss_fn, inputs, variables, states, may_read):
     that there is never more in memory than a step needs. A forward pass that
     draws what no state determines cannot be repeated: it serves both.
     """
-    plain = [tf_variable(v) for v in variables]
+    tf_variables = [tf_variable(v) for v in variables]
 
     def by_rows(batch):
-        found = []
+        traced_losses = []
 
         def observed(batch):
             losses, aux = loss_fn(batch)
-            found.append(losses)
+            traced_losses.append(losses)
             return losses, aux
 
         rows, _ = gradients.per_example_gradients(
             observed, batch, variables, may_read=may_read
         )
-        (losses,) = found
+        (losses,) = traced_losses
         draws = effects.draws(losses.graph)
         # Stateless: other replicas find it in the graph that they share, where
         # a draw with a seed of the program is refused.
@@ -211,7 +213,8 @@ def _self_check(loss_fn, inputs, variables, states, may_read):
             if g is None
             else tf.cast(tf.convert_to_tensor(g), tf.float32)
             for v, g in zip(
-                plain, tf.gradients(tf.reduce_sum(c * losses), plain)
+                tf_variables,
+                tf.gradients(tf.reduce_sum(c * losses), tf_variables),
             )
         ]
 
@@ -219,7 +222,8 @@ def _self_check(loss_fn, inputs, variables, states, may_read):
         batch, *weights = arguments
         return ordinary(loss_fn(batch)[0], *weights)
 
-    # One generator: of two equal inputs, a difference would have no gradient.
+    # One generator for all inputs: where two were equal, their difference
+    # would have no gradient.
     generator = tf.random.Generator.from_seed(0)
     batch = tf.nest.map_structure(lambda s: _synthetic(s, generator), inputs)
     sums, expected, *weights = _run(by_rows, batch, states)
@@ -234,7 +238,7 @@ def _self_check(loss_fn, inputs, variables, states, may_read):
 
 
 def _run(function, inputs, states):
-    """What a function returns; states are afterwards what they were."""
+    """Runs a function, and restores the states that it has changed."""
     traced = trace(function, inputs)
     before = [tf.identity(tf_variable(v)) for v in states]
     outputs = traced(inputs)

@@ -112,7 +112,7 @@ def one_by_one(
         map_function = tf.map_fn
     row_of = _row_function(loss_fn, tf_variables, loss_scale)
     writes = _require_no_effect(row_of, inputs, may_read)
-    # What cannot be vectorized runs in loops: nothing that a user could change.
+    # A user cannot change what TensorFlow warns of: operations run in loops.
     arguments: dict = {}
     if map_function is tf.vectorized_map:
         arguments["warn"] = False
@@ -142,7 +142,7 @@ def _is_empty(aux):
 
 
 def vectorizes(loss_fn, inputs, variables) -> bool:
-    """Whether `tf.vectorized_map` can compute rows, and without a crash.
+    """Returns whether `tf.vectorized_map` can compute rows without a crash.
 
     In TensorFlow 2.20 and 2.21 the oneDNN kernel of BatchMatMul for CPU writes
     out of bounds where it repeats some operands.
@@ -154,17 +154,17 @@ def vectorizes(loss_fn, inputs, variables) -> bool:
         bool.
     """
     if any(t.dtype == tf.string for t in tf.nest.flatten(inputs)):
-        # Its converters stack what splits into different numbers of parts.
+        # Its converters would stack strings that split into unequal parts.
         return False
     tf_variables = [tf_variable(v) for v in variables]
     row_of = _row_function(loss_fn, tf_variables, 1.0)
     if _shapes_follow_values(row_of, inputs):
-        # What is stacked has one shape, or else the map fails when it runs.
+        # Rows of different shapes cannot be stacked: the map would fail later.
         logging.info("tf.vectorized_map cannot stack what the model computes.")
         return False
     log = tf.get_logger()
     level = log.level
-    # Before it raises, it writes pages of what it could not convert.
+    # Before it raises, it logs pages about what it could not convert.
     log.setLevel("CRITICAL")
     try:
         graph = trace(
@@ -183,7 +183,7 @@ def vectorizes(loss_fn, inputs, variables) -> bool:
 
 
 def _row_function(loss_fn, tf_variables, loss_scale):
-    """Function of one example: its row, and what else `loss_fn` returns."""
+    """Builds the function of one example that returns its row and outputs."""
 
     def row_of(example):
         batch_of_one = tf.nest.map_structure(lambda t: t[None], example)
@@ -208,10 +208,10 @@ def _row_function(loss_fn, tf_variables, loss_scale):
 
 
 def _require_no_effect(row_of, inputs, may_read):
-    """Checks that nothing outlives the row of an example but what is public.
+    """Checks that only public values outlive the row of an example.
 
     Returns:
-        bool, whether something public does.
+        bool, whether a state is written, with public values.
 
     Raises:
         UpdatesState: if a variable is assigned a value computed from it, or
@@ -223,7 +223,7 @@ def _require_no_effect(row_of, inputs, may_read):
         lambda t: tf.TensorSpec(t.shape[1:], t.dtype), inputs
     )
     may_read = sources.AnySource() if may_read is None else may_read
-    found = []
+    writes = []
 
     def traced(example):
         depends = {t.ref() for t in tf.nest.flatten(example)}
@@ -253,14 +253,14 @@ def _require_no_effect(row_of, inputs, may_read):
             lambda t: t.ref() in keys,
             allow_python=True,
         )
-        found.append(bool(effects.written_resources(graph)))
+        writes.append(bool(effects.written_resources(graph)))
 
     trace(traced, example)
-    return found[-1]
+    return writes[-1]
 
 
 def _require_known(op):
-    """Checks that what an operation returns is drawn, or its inputs tell."""
+    """Checks that outputs are random numbers or follow from the inputs."""
     try:
         effects.require_known(op, draws_are=True, python_is=True)
     except Unproven as e:
@@ -268,11 +268,11 @@ def _require_known(op):
 
 
 def _shapes_follow_values(row_of, inputs) -> bool:
-    """Whether examples of one shape lead to tensors of different ones."""
+    """Returns whether shapes of tensors depend on the values of an example."""
     example = tf.nest.map_structure(
         lambda t: tf.TensorSpec(t.shape[1:], t.dtype), inputs
     )
-    found = []
+    of_unknown_shape = []
 
     def traced(example):
         depends = {t.ref() for t in tf.nest.flatten(example)}
@@ -281,16 +281,17 @@ def _shapes_follow_values(row_of, inputs) -> bool:
             read = [i for i in op.inputs if i.ref() in depends]
             if read:
                 depends.update(t.ref() for t in op.outputs)
-            # Numbers of entries come from integers and truth values, but for
-            # operations that find the entries that are not zero, or differ.
+            # A number of entries is computed from integers or booleans, or by
+            # operations that find the nonzero or the distinct entries.
             chooses = any(not i.dtype.is_floating for i in read) or (
                 read and op.type.startswith(("Where", "Unique"))
             )
-            # Beyond the first of them, a shape may only have been forgotten.
+            # Only the first such operation counts: what follows it has lost
+            # its static shape anyway.
             if chooses and all(i.shape.is_fully_defined() for i in op.inputs):
-                found.extend(
+                of_unknown_shape.extend(
                     t for t in op.outputs if not t.shape.is_fully_defined()
                 )
 
     trace(traced, example)
-    return bool(found)
+    return bool(of_unknown_shape)

@@ -1,4 +1,4 @@
-"""Whether a public tensor is the same at every place of a batch."""
+"""Equality of the slices of a public tensor at all places of a batch."""
 
 import numpy as np
 import tensorflow as tf
@@ -17,7 +17,7 @@ _READS = ("ReadVariableOp", "ResourceGather", "Range")
 
 
 class Alike:
-    """Tells whether the slices of a public tensor are all equal.
+    """Decides whether the slices of a public tensor are all equal.
 
     Args:
         batch_size: int.
@@ -30,11 +30,11 @@ class Alike:
         self._batch_size = batch_size
         self._constants = constants
         self._eager_value = eager_value
-        self._known: dict = {}
-        self._equal: dict = {}
+        self._answers: dict = {}
+        self._outside: dict = {}
 
     def equate(self, placeholder, outside, tensor):
-        """Tells what an input of a function always is.
+        """Records the outer tensor that an input of a function always equals.
 
         Args:
             placeholder: `tf.Tensor`, of the function. If it is a list, its
@@ -42,14 +42,14 @@ class Alike:
             outside: `Alike` of the graph that runs it.
             tensor: `tf.Tensor` of that graph.
         """
-        self._equal[placeholder.ref()] = (outside, tensor, set())
+        self._outside[placeholder.ref()] = (outside, tensor, set())
 
     def asked(self, placeholder) -> set:
-        """Where the slices of an input were found equal by what it is."""
-        return set(self._equal[placeholder.ref()][2])
+        """States for which an input was alike because its outer tensor is."""
+        return set(self._outside[placeholder.ref()][2])
 
     def __call__(self, tensor, state):
-        """Whether slices are equal that would belong to different examples.
+        """Returns whether slices that different examples would see are equal.
 
         Args:
             tensor: `tf.Tensor`, public.
@@ -59,15 +59,15 @@ class Alike:
             bool; None where it is not known.
         """
         key = tensor.ref(), state
-        if key not in self._known:
+        if key not in self._answers:
             try:
-                self._known[key] = self._compute(tensor, state)
+                self._answers[key] = self._compute(tensor, state)
             except Unproven:
-                self._known[key] = None
-        return self._known[key]
+                self._answers[key] = None
+        return self._answers[key]
 
     def uniform(self, tensor) -> bool:
-        """Whether all entries are proved to be equal."""
+        """Returns whether all entries are proved to be equal."""
         try:
             shape = static_shape(tensor)
             if np.prod(shape) == 1:
@@ -96,8 +96,8 @@ class Alike:
         return self._constants(tensor) if eager is None else eager.numpy()
 
     def _compute(self, tensor, state):
-        if tensor.ref() in self._equal:
-            outside, equal, asked = self._equal[tensor.ref()]
+        if tensor.ref() in self._outside:
+            outside, equal, asked = self._outside[tensor.ref()]
             answer = outside(equal, state)
             if answer:
                 asked.add(state)
@@ -146,7 +146,7 @@ class Alike:
         return self._numeric(tensor, state)
 
     def _of_list(self, tensor, state):
-        """For the elements of a list; those never set are zeros."""
+        """Answer for the elements of a list; those never set are zeros."""
         op = tensor.op
         if op.type in _ZEROS:
             return True
@@ -161,12 +161,12 @@ class Alike:
         return None
 
     def _followed(self, tensor, state):
-        """Inputs whose slices those of a tensor follow, by its rule."""
+        """Inputs, each with a state that the rule turns into the tensor's."""
         op = tensor.op
-        for k, of_input in enumerate(op.inputs):
+        for k, input_tensor in enumerate(op.inputs):
             states: list = [PUBLIC] * len(op.inputs)
-            for axis, n in enumerate(static_shape(of_input)):
-                if n != static_shape(tensor)[state.axis]:
+            for axis, size in enumerate(static_shape(input_tensor)):
+                if size != static_shape(tensor)[state.axis]:
                     continue
                 states[k] = state.moved_to(axis)
                 application = rules.Application(
@@ -193,16 +193,16 @@ class Alike:
         return bool(np.all(same))
 
     def _aligned(self, tensor, rank, state, shape):
-        """For an input that is broadcast to a shape."""
-        own = static_shape(tensor)
-        axis = state.axis - rank + len(own)
-        if axis < 0 or own[axis] == 1:
+        """Answer for an input that is broadcast to a shape."""
+        input_shape = static_shape(tensor)
+        axis = state.axis - rank + len(input_shape)
+        if axis < 0 or input_shape[axis] == 1:
             return True
         return self(tensor, state.moved_to(axis))
 
 
 def _all(answers):
-    """False if any is, else None if any is not known, else True."""
+    """False if any answer is, else None if any is unknown, else True."""
     answers = list(answers)
     if False in answers:
         return False

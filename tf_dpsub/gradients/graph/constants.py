@@ -8,7 +8,7 @@ from tensorflow.python.eager import context, execute
 
 from tf_dpsub.gradients.graph.states import Unproven
 
-# By which steps of loops are counted: faster than to run them one by one.
+# Steps of loops are counted by NumPy: faster than running each operation.
 _ARITHMETIC = {
     "AddV2": np.add,
     "Greater": np.greater,
@@ -41,12 +41,12 @@ class ConstantFolder:
     outside of the graph, on the values of their inputs.
 
     Args:
-        known: dict from references of tensors to their values. Defaults to
+        values: dict from references of tensors to their values. Defaults to
             `None`, no tensor.
     """
 
-    def __init__(self, known: dict | None = None):
-        self._values = dict(known or {})
+    def __init__(self, values: dict | None = None):
+        self._values = dict(values or {})
 
     def __call__(self, tensor):
         """The value of `tensor`, a NumPy array.
@@ -81,7 +81,7 @@ class ConstantFolder:
         return values
 
     def is_clamped(self, op):
-        """Whether an operation gives one value, whatever is clamped by it.
+        """Returns whether an operation clamps all numbers to the same value.
 
         `tf.math.bincount` chooses a size from its input and then limits it.
         How often the value is there follows from the shape of the input.

@@ -15,8 +15,8 @@ from tf_dpsub.gradients.rows import add_in_order, scale_rows, sum_squares
 _CHANNELS_PER_PRODUCT = 4
 _CHANNELS_PER_STRIDED_PRODUCT = 32
 
-# Rows are kept, too, where they are at most so many times as large as what they
-# are made of: a filter gradient would be as many operations again.
+# Rows are also kept if they are at most this many times as large as their
+# factors: a filter gradient would be as many operations again.
 KEPT_TIMES = 3
 
 
@@ -102,7 +102,7 @@ class _Geometry:
         return paddings
 
     def _view(self, image, tap, places):
-        """What a tap sees of a padded image, `[batch, extra, *places, ...]`."""
+        """Entries of a padded image at a tap, `[batch, extra, *places, c]`."""
         window = [slice(None), slice(None)]
         for at, n, stride, dilation in zip(
             tap, places, self.strides[1:-1], self.dilations[1:-1]
@@ -131,8 +131,8 @@ class _Geometry:
         places = static_shape(map_)[2:-1]
         paddings = [[0, 0], [0, 0], *self._paddings(), [0, 0]]
         products = []
-        # What a tap sees is as large as the image: not before it is needed,
-        # and of two taps at a time.
+        # A view is as large as the image: each is made when it is needed, and
+        # at most two are in memory.
         with sites.not_before(map_):
             image = tf.pad(image, paddings)
         for tap in itertools.product(*(range(n) for n in self.taps)):
@@ -167,7 +167,7 @@ class _Geometry:
         )
 
     def _patches(self, image):
-        """What the filter sees at each place, `[batch, t, channels * taps]`.
+        """Patches that the filter sees, `[batch, t, channels * taps]`.
 
         A depthwise convolution with unit vectors copies faster than slices do.
         """

@@ -1,4 +1,4 @@
-"""Random numbers: whose they are, as the argument about places needs it.
+"""Random numbers: each example's own, or shared by all examples.
 
 One example less moves all that were drawn after it to other places of the
 batch. Where each place has random numbers of its own, which are independent, of
@@ -33,7 +33,7 @@ _STATEFUL = frozenset(
 
 
 def is_draw(op) -> bool:
-    """Whether the numbers of an operation are entry by entry independent."""
+    """Returns whether an operation draws entries that are independent."""
     return op.type.startswith(_STATELESS) or op.type in _STATEFUL
 
 
@@ -47,15 +47,15 @@ def draw(op, seeds=frozenset()):
 
 
 class Draws:
-    """How the random numbers of a loss are used, as the proof finds it."""
+    """Record of how a loss uses its random numbers, kept by the proof."""
 
     def __init__(self):
         self._shared: set = set()
-        self._own: dict = {}
+        self._divisions: dict = {}
         self._shares_unseeded = False
 
     def share(self, seeds, unseeded=False):
-        """One draw is used by all examples of a microbatch.
+        """Records that all examples of a microbatch share one draw.
 
         Args:
             seeds: iterable of pairs, as `Key.seeds`.
@@ -65,12 +65,12 @@ class Draws:
         self._shares_unseeded |= unseeded
 
     def share_drawn(self, drawn):
-        """The same, of a `Drawn`."""
+        """Records that all examples of a microbatch share random numbers."""
         for one in drawn.draws:
             self.share(one.seeds, not one.seeds)
 
     def divide(self, drawn, state, shape):
-        """Each example uses a slice of its own.
+        """Records that each example uses a slice of its own.
 
         Args:
             drawn: `Drawn`.
@@ -86,10 +86,12 @@ class Draws:
         )
         for one in drawn.draws:
             for pair in one.seeds or [(None, one.kind)]:
-                self._own.setdefault(pair, set()).add((one.kind, division))
+                self._divisions.setdefault(pair, set()).add(
+                    (one.kind, division)
+                )
 
     def uses(self) -> dict:
-        """Whether examples share the draws of a seed, or each has its own.
+        """Use of the draws of each seed: an example's own, or shared by all.
 
         Returns:
             dict from seeds to `sources.EACH` or `sources.ALL`.
@@ -103,19 +105,19 @@ class Draws:
                 "random numbers that no SeedGenerator determines are shared by "
                 "some examples, not by all"
             )
-        for divisions in self._own.values():
+        for divisions in self._divisions.values():
             if len(divisions) > 1:
                 raise Unproven(
                     "random numbers of one draw are used in two ways, so that "
                     "examples may have some in common"
                 )
-        own = {seed for seed, _ in self._own if seed is not None}
-        if own & self._shared:
+        divided = {seed for seed, _ in self._divisions if seed is not None}
+        if divided & self._shared:
             raise Unproven(
                 "one SeedGenerator draws for each example and for all of them: "
                 "two generators would be proved"
             )
         return {
-            **{seed: sources.EACH for seed in own},
+            **{seed: sources.EACH for seed in divided},
             **{seed: sources.ALL for seed in self._shared},
         }

@@ -8,7 +8,7 @@ from tensorflow.python.framework import op_def_registry
 from tf_dpsub.gradients.graph import functions
 from tf_dpsub.gradients.graph.states import Unproven, UpdatesState
 
-# Random numbers that no variable determines.
+# Operations whose random numbers no variable determines.
 DRAWS = frozenset(
     """
     AllCandidateSampler FixedUnigramCandidateSampler
@@ -19,7 +19,7 @@ DRAWS = frozenset(
     TruncatedNormal UniformCandidateSampler
     """.split()
 )
-# What they return follows from a variable or a table among their inputs.
+# Their outputs follow from a variable or a table among their inputs.
 _READS = (
     "LookupTableExport",
     "LookupTableFind",
@@ -30,9 +30,9 @@ _READS = (
     "VarIsInitializedOp",
     "VariableShape",
 )
-# Stateful by name, but what they return follows from their inputs.
+# Declared stateful, but their outputs follow from their inputs.
 _CHECKS = ("Assert", "CheckNumerics", "Print")
-# Not stateful by name, but what they return follows from files, Python's
+# Not declared stateful, but their outputs follow from files, Python's
 # variables, or other calls.
 _UNDECLARED = (
     "BarrierReadySize",
@@ -55,15 +55,15 @@ _ASSIGNMENTS = (
     "RngReadAndSkip",
     "RngSkip",
 )
-# What one example at a time may draw: on a GPU, Keras runs recurrent layers as
-# one operation, which could.
+# Draws that are allowed one example at a time: on a GPU, Keras runs recurrent
+# layers as one operation, which could draw.
 _FALLBACK_DRAWS = DRAWS | frozenset(
     """
     CudnnRNN CudnnRNNBackprop CudnnRNNBackpropV2 CudnnRNNBackpropV3 CudnnRNNV2
     CudnnRNNV3
     """.split()
 )
-_SEEDS = ("seed", "seed2")
+_SEED_ATTRIBUTES = ("seed", "seed2")
 # Python code is the user's, who sees the data anyway.
 _PYTHON = ("EagerPyFunc", "PyFunc", "PyFuncStateless")
 
@@ -78,10 +78,10 @@ def require_none(
 
     Args:
         graph: `tf.Graph`.
-        is_public: callable that tells of a tensor whether it does not depend
-            on the batch.
-        is_key: callable that tells of a tensor whether it is a secret key, or
-            the variable of one. Defaults to no tensor.
+        is_public: callable, true for a tensor that does not depend on the
+            batch.
+        is_key: callable, true for a tensor that is a secret key, or the
+            variable of one. Defaults to no tensor.
         allow_python: bool, whether Python functions may see the batch.
             Defaults to `False`.
 
@@ -130,17 +130,17 @@ def require_none(
 
 
 def require_known(op, draws_are: bool = False, python_is: bool = False):
-    """Checks that what an operation returns follows from its inputs.
+    """Checks that the outputs of an operation follow from its inputs.
 
     Args:
         op: `tf.Operation`.
-        draws_are: bool, whether random numbers are taken as known. Defaults
-            to `False`.
-        python_is: bool, whether what Python functions return is. Defaults to
+        draws_are: bool, whether random numbers are accepted. Defaults to
+            `False`.
+        python_is: bool, whether outputs of Python functions are. Defaults to
             `False`.
 
     Raises:
-        Unproven: if it may follow from what an earlier step has stored.
+        Unproven: if they may follow from what an earlier step has stored.
     """
     nodes = [(op.node_def, op.op_def.is_stateful)] + [
         (node, _is_stateful(node))
@@ -165,40 +165,44 @@ def require_known(op, draws_are: bool = False, python_is: bool = False):
 
 
 def draws_with_public_seed(graph) -> list:
-    """Names of operations whose random numbers the program determines."""
-    found = []
+    """Names of the operations whose random numbers the program fixes."""
+    names = []
     for op in graph.get_operations():
         if _has_seed(op.op_def) and _is_seeded(op.node_def):
-            found.append(op.name)
+            names.append(op.name)
         for definition in functions.called(op):
-            found += [
+            names += [
                 f"{op.name}/{node.name}"
                 for node in definition.node_def
                 if _is_seeded(node)
             ]
-    return found
+    return names
 
 
 def calls_python(graph) -> bool:
-    """Whether a graph runs Python functions."""
+    """Returns whether a graph runs Python functions."""
     return any(kind in _PYTHON for kind in _kinds(graph))
 
 
 def _has_seed(definition):
-    return any(a.name in _SEEDS and a.type == "int" for a in definition.attr)
+    return any(
+        a.name in _SEED_ATTRIBUTES and a.type == "int" for a in definition.attr
+    )
 
 
 def _is_seeded(node):
-    return any(name in node.attr and node.attr[name].i for name in _SEEDS)
+    return any(
+        name in node.attr and node.attr[name].i for name in _SEED_ATTRIBUTES
+    )
 
 
 def _is_harmless(kind):
-    """Whether nothing later can read what an operation was given."""
+    """Returns whether nothing can read later what an operation was given."""
     return kind in DRAWS or kind.startswith((*_READS, *_CHECKS))
 
 
 def draws_within(op) -> bool:
-    """Whether a call draws random numbers."""
+    """Returns whether a call draws random numbers."""
     return any(
         (node.op in DRAWS or node.op.startswith("Stateless"))
         and node.op not in functions.CONTROL_FLOW
@@ -214,12 +218,12 @@ def _is_stateful(node):
 
 
 def only_reads(kind: str) -> bool:
-    """Whether an operation of a type only reads its variable."""
+    """Returns whether an operation of a type only reads its variable."""
     return kind.startswith(_READS)
 
 
 def writes(kind: str) -> bool:
-    """Whether an operation of a type may write, without a function."""
+    """Returns whether an operation of a type may itself write."""
     definition = op_def_registry.get(kind)
     return (
         definition is not None
@@ -240,7 +244,7 @@ def written_resources(graph):
 
 
 def written_by(operations) -> set:
-    """The same, of some operations."""
+    """Resources that some operations may write."""
     written: set = set()
     for op in operations:
         handles = [i for i in op.inputs if i.dtype == tf.resource]
@@ -265,7 +269,7 @@ def written_by(operations) -> set:
 
 
 def draws(graph):
-    """Whether a graph draws random numbers that no variable determines."""
+    """Returns whether a graph draws numbers that no variable determines."""
     return any(kind in DRAWS for kind in _kinds(graph))
 
 

@@ -41,7 +41,7 @@ class Body:
         for node in list(graph_def.node):
             if node.name in names:
                 graph_def.node.remove(node)
-            # Places it beside a node of another graph.
+            # The attribute would place it beside a node of another graph.
             node.attr.pop("_class", None)
         outputs = [
             flat_names[definition.ret[argument.name]]
@@ -55,20 +55,25 @@ class Body:
                 _placeholder_like(t, shape)
                 for t, shape in zip(call.inputs, shapes)
             ]
-            given = {
+            placeholders = {
                 f"{name}:0": tensor for name, tensor in zip(names, self.inputs)
             }
             read = {name for node in graph_def.node for name in node.input}
             computed = iter(
                 tf.graph_util.import_graph_def(
                     graph_def,
-                    input_map={n: t for n, t in given.items() if n in read},
-                    return_elements=[n for n in outputs if n not in given],
+                    input_map={
+                        n: t for n, t in placeholders.items() if n in read
+                    },
+                    return_elements=[
+                        n for n in outputs if n not in placeholders
+                    ],
                     name="",
                 )
             )
         self.outputs = [
-            given[n] if n in given else next(computed) for n in outputs
+            placeholders[n] if n in placeholders else next(computed)
+            for n in outputs
         ]
 
 
@@ -81,20 +86,20 @@ def _placeholder_like(tensor, shape):
 
 
 def called(op):
-    """Definitions of all functions that an operation may run, nested too."""
+    """Definitions of the functions an operation may run, nested ones too."""
     names = [
         op.get_attr(attribute.name).name
         for attribute in op.op_def.attr
         if attribute.type == "func"
     ]
-    found = {}
+    definitions = {}
     while names:
         name = names.pop()
         function = op.graph._get_function(name)
-        if name in found or function is None:
+        if name in definitions or function is None:
             continue
-        found[name] = function.cached_definition
-        for node in found[name].node_def:
+        definitions[name] = function.cached_definition
+        for node in definitions[name].node_def:
             # A node may have the name of a function for its operation.
             names.append(node.op)
             names += [
@@ -102,7 +107,7 @@ def called(op):
                 for attribute in node.attr.values()
                 if attribute.HasField("func")
             ]
-    return list(found.values())
+    return list(definitions.values())
 
 
 def body(op, attribute="f"):
@@ -115,23 +120,23 @@ def body(op, attribute="f"):
             Defaults to `"f"`.
     """
     name = op.get_attr(attribute).name
-    known = _BODIES.setdefault(op.graph, {})
+    bodies = _BODIES.setdefault(op.graph, {})
     # Gradients add variables to a loop, and give it another function.
     key = (op, name)
-    if key not in known:
+    if key not in bodies:
         shapes = [
             t.shape for t in (op.inputs if attribute == "f" else op.outputs)
         ]
         definition = op.graph._get_function(name).cached_definition
-        known[key] = Body(op, definition, shapes)
-    return known[key]
+        bodies[key] = Body(op, definition, shapes)
+    return bodies[key]
 
 
 class SingleOperation:
     """A call whose body is one operation, as if that stood in its place.
 
-    Keras wraps grouped convolutions so, to have them compiled. In one dimension
-    their tensors get an axis of size 1 around the operation.
+    Keras wraps grouped convolutions in a call, to have them compiled. In one
+    dimension their tensors get an axis of size 1 around the operation.
 
     Attributes:
         type, name, op_def: of the operation.
@@ -153,13 +158,13 @@ def single_operation(call):
     """The `SingleOperation` that a call consists of, or None."""
     inside = body(call)
     inner = _behind(inside.outputs[0], through=("Identity", "Squeeze"))
-    at = {t.ref(): k for k, t in enumerate(inside.inputs)}
+    positions = {t.ref(): k for k, t in enumerate(inside.inputs)}
     inputs = []
     for tensor in inner.inputs:
         source = _behind(
             tensor, through=("ExpandDims", "Identity", "ReadVariableOp")
         )
-        k = at.get(source.outputs[0].ref())
+        k = positions.get(source.outputs[0].ref())
         inputs.append(None if k is None else call.inputs[k])
     if all(i is None for i in inputs):
         return None
@@ -175,7 +180,7 @@ def _behind(tensor, through):
 
 
 def has_custom_gradient(op):
-    """Whether the gradient of an operation is one that a user defined."""
+    """Returns whether a user defined the gradient of an operation."""
     try:
         gradient = op.get_attr("_gradient_op_type").decode()
     except ValueError:

@@ -96,7 +96,7 @@ class GraphGradients(PerExampleGradients):
             losses.graph, inputs, self.batch_size, may_read
         )
         self._before_loss = _ancestors([losses.op])
-        # How the batch itself was made is no matter of the loss.
+        # Operations that made the batch itself do not belong to the loss.
         reads = _ancestors([losses.op], until={t.op for t in inputs})
         self._proof.require_no_effect(losses.graph, reads)
         state = self._proof.require_per_example(losses, "the loss")
@@ -113,7 +113,7 @@ class GraphGradients(PerExampleGradients):
         self._loss_scale = loss_scale
         uses = [self._find_uses(v) for v in self.variables]
         self._build_sites(uses)
-        # Now the backward pass is there, which may have effects of its own.
+        # Checked again, as the backward pass may have effects of its own.
         self._proof.require_no_effect(losses.graph, reads)
         self._proof.settle_draws()
         self._parts = {
@@ -123,7 +123,7 @@ class GraphGradients(PerExampleGradients):
         self._check_values()
 
     def _find_uses(self, variable) -> list | None:
-        """Where a variable, or what is computed from it, meets the batch.
+        """Finds where a variable, or a value made of it, meets the batch.
 
         Returns:
             List of `(op, input position, View or None)`.
@@ -189,11 +189,10 @@ class GraphGradients(PerExampleGradients):
         return uses
 
     def _out_of_loop(self, op, tensor):
-        """What a loop returns of a public tensor that enters it.
+        """Outputs of a loop that equal a public tensor which enters it.
 
         Returns:
-            List of tensors, equal to the one that enters. None if `op` is no
-            loop over the batch.
+            List of tensors; None if `op` is no loop over the batch.
 
         Raises:
             Unproven: if not all uses of it in the loop were gathered.
@@ -275,7 +274,7 @@ class GraphGradients(PerExampleGradients):
                 raise Unproven(f"{what} {e}") from e
 
     def _reshaped(self, gradient, state, shape):
-        """A gradient of another shape, and the state of it."""
+        """A gradient in another shape, and its state."""
         if gradient.shape == shape:
             return gradient, state
         reshaped = tf.reshape(gradient, shape)
@@ -310,7 +309,7 @@ class GraphGradients(PerExampleGradients):
             return self._proof.require_per_example(gradient, what)
         if state == output:
             return output
-        # That of a loss which is linear in the output is public.
+        # The gradient of a loss that is linear in the output is public.
         if not isinstance(state, PerExample):
             if self._proof.is_alike(gradient, output):
                 return output
@@ -324,27 +323,27 @@ class GraphGradients(PerExampleGradients):
 
     def _combine(self, variable, uses):
         """One site, and the view through which it sees the variable."""
-        found = []
+        placed = []
         for op, k, view in uses:
             if (op, k) in self._sites:
                 site = self._sites[op, k]
                 # A function may reshape it before its one operation.
-                is_own = op.type in functions.CALLS
-                if view and is_own and site.weight is not op.inputs[k]:
+                is_call = op.type in functions.CALLS
+                if view and is_call and site.weight is not op.inputs[k]:
                     view = view.through(site.weight.op) or view
-                found.append((site, view))
-        found = _joined(found)
+                placed.append((site, view))
+        placed = _joined(placed)
         shape = variable.shape
-        if not found:
+        if not placed:
             zeros = tf.zeros([self.batch_size, *shape])
             return sites.Stored(zeros[0], zeros), View(zeros[0], ())
-        if len(found) == 1 and found[0][1] is not None:
-            return found[0]
-        if tied.is_factored(found):
-            site = tied.Tied(found)
+        if len(placed) == 1 and placed[0][1] is not None:
+            return placed[0]
+        if tied.is_factored(placed):
+            site = tied.Tied(placed)
             return site, View(site.weight, ())
         rows = tf.add_n(
-            [self._pulled_back(variable, site, view) for site, view in found]
+            [self._pulled_back(variable, site, view) for site, view in placed]
         )
         return sites.Stored(rows[0], rows), View(rows[0], ())
 
@@ -376,12 +375,14 @@ class GraphGradients(PerExampleGradients):
 
     def _check_values(self):
         """Zeroes the examples whose gradients cannot be squared safely."""
-        own = list(dict.fromkeys(site for site, _ in self._parts.values()))
-        self._magnitudes = {site: site.sq_magnitudes() for site in own}
+        all_sites = list(
+            dict.fromkeys(site for site, _ in self._parts.values())
+        )
+        self._magnitudes = {site: site.sq_magnitudes() for site in all_sites}
         total = add_in_order(list(self._magnitudes.values()))
         self.valid = total < _LARGEST_SQUARE
-        self._sq_norms = {site: site.sq_norms() for site in own}
-        factors = [site.factors for site in own]
+        self._sq_norms = {site: site.sq_norms() for site in all_sites}
+        factors = [site.factors for site in all_sites]
         factors = tf.cond(
             tf.reduce_all(self.valid),
             lambda: tf.nest.map_structure(tf.identity, factors),
@@ -389,7 +390,7 @@ class GraphGradients(PerExampleGradients):
                 lambda f: mask_rows(self.valid, f), factors
             ),
         )
-        for site, masked in zip(own, factors):
+        for site, masked in zip(all_sites, factors):
             site.factors = [
                 tf.ensure_shape(m, f.shape)
                 for m, f in zip(masked, site.factors)
@@ -434,10 +435,10 @@ class GraphGradients(PerExampleGradients):
         ]
 
 
-def _joined(found):
-    """Uses of a weight as it is, such as by the steps of a loop, as one."""
+def _joined(placed):
+    """Merges uses of an unchanged weight, such as those by loops' steps."""
     alike, rest = {}, []
-    for site, view in found:
+    for site, view in placed:
         if isinstance(site, sites.OuterProducts) and view and not view.ops:
             alike.setdefault(site.kind, []).append((site, view))
         else:
@@ -452,24 +453,24 @@ def _joined(found):
 
 
 def _ancestors(ops, until=frozenset()):
-    """All operations on which some depend, and these themselves.
+    """Operations on which some depend, these included.
 
     Args:
         ops: iterable of operations.
         until: set of operations that are not followed. Defaults to none.
     """
-    found, pending = set(), list(ops)
+    ancestors, pending = set(), list(ops)
     while pending:
         op = pending.pop()
-        if op not in found:
-            found.add(op)
+        if op not in ancestors:
+            ancestors.add(op)
             if op not in until:
                 pending.extend(i.op for i in op.inputs)
-    return found
+    return ancestors
 
 
 def _in_place(op, k):
-    """The operation to judge, and which of its inputs the weight is.
+    """The operation at a site, and the position of the weight in its inputs.
 
     That is `op` and `k`, unless `op` calls a function of one operation.
     """

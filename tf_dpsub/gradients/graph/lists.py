@@ -13,13 +13,13 @@ def _sizes(a):
 
 
 def _put(a):
-    """An item is put into a list; where it stands is public."""
+    """State of a list after an item was put in, at a public position."""
     a.only(0, len(a.states) - 1, whole=(1,))
     return together(a)
 
 
 def together(a):
-    """Lists, or a list and an item, one beside the other."""
+    """Common state of lists, or of a list and an item."""
     if any(a.states[k] != a.first for k in a.batched):
         raise Unproven("has the batch on different axes of a list's elements")
     for k in a.public:

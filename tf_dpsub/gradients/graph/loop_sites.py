@@ -26,19 +26,19 @@ from tf_dpsub.gradients.graph import constants, functions, loops
 from tf_dpsub.gradients.graph.constants import static_shape
 from tf_dpsub.gradients.graph.states import PUBLIC, PerExample, Unproven
 
-# A loop that has not ended by then is not followed.
+# Loops of more steps are not followed.
 _MOST_STEPS = 100_000
 
-# The gradient at their output is that at an input of the same shape.
+# The gradient at their output equals that at an input of the same shape.
 _ADDITIONS = ("AddV2", "BiasAdd", "Identity")
 
 
 @dataclasses.dataclass(frozen=True)
 class OverSteps:
-    """Where the gradient at the output of an operation in a loop is found.
+    """Zeros at which the gradient of an operation in a loop is taken.
 
     Attributes:
-        zeros: what is added to the output, `[steps, *shape]`; the last one at
+        zeros: tensor added to the output, `[steps, *shape]`; its last slice at
             the first step.
         axis: int, the axis of the output that holds the batch.
     """
@@ -53,7 +53,7 @@ class OverSteps:
 
 @dataclasses.dataclass(frozen=True)
 class Opened:
-    """What stands outside of the loops of a graph for what they do.
+    """Operations outside of loops that stand for those inside.
 
     Attributes:
         gathered: dict from an operation, which stands for one in the body of a
@@ -95,12 +95,12 @@ def open_loops(graph, proof, variables: list, before_loss: set):
 
 
 def _entries(proof, variables, before_loss):
-    """Loops over the batch that public values made of weights enter, and where.
+    """Loops over the batch that public values made of weights enter.
 
     Returns:
         Dict from an operation to a list of int, positions among its inputs.
     """
-    found: dict = {}
+    entries: dict = {}
     seen = set()
     pending = list(variables)
     while pending:
@@ -113,12 +113,12 @@ def _entries(proof, variables, before_loss):
                 continue
             is_public = [proof(output) is PUBLIC for output in op.outputs]
             if op.type in loops.LOOPS and not all(is_public):
-                at = [k for k, i in enumerate(op.inputs) if i is tensor]
-                found.setdefault(op, []).extend(at)
-                pending += [op.outputs[k] for k in at if is_public[k]]
+                positions = [k for k, i in enumerate(op.inputs) if i is tensor]
+                entries.setdefault(op, []).extend(positions)
+                pending += [op.outputs[k] for k in positions if is_public[k]]
             else:
                 pending += [o for o, p in zip(op.outputs, is_public) if p]
-    return found
+    return entries
 
 
 def _merged(stacked, axis):
@@ -133,7 +133,7 @@ def _merged(stacked, axis):
 
 
 class _Loop:
-    """A loop whose body is known, and may be given more variables.
+    """A loop whose body may be given more variables.
 
     Args:
         op: the `tf.Operation`, one of `loops.LOOPS`.
@@ -156,7 +156,7 @@ class _Loop:
         self._added: list = []
 
     def is_invariant(self, k):
-        """Whether an input of the loop is the same at each step."""
+        """Returns whether an input of the loop is the same at each step."""
         output = self._body.outputs[k]
         while output.op.type == "Identity":
             output = output.op.inputs[0]
@@ -186,11 +186,11 @@ class _Loop:
         states = {op: self._proof(op.outputs[0]) for op in uses}
         ends = {op: self._end_of_sum(op.outputs[0]).ref() for op in uses}
         zeros = self._add_zeros(dict.fromkeys(ends.values()), steps)
-        # These are lists of which no gradient is taken.
+        # No gradient is taken of the outputs that follow: lists of values.
         differentiated = len(self._body.outputs)
-        at = {ref: self._keep(ref.deref(), steps) for ref in read}
+        positions = {ref: self._keep(ref.deref(), steps) for ref in read}
         self._replace(differentiated)
-        for ref, k in at.items():
+        for ref, k in positions.items():
             self._outside[ref] = self._all_steps(k, read[ref].axis, steps)
         return {
             self._run_once(op, inputs[op], states[op], steps): OverSteps(
@@ -205,7 +205,7 @@ class _Loop:
         Returns:
             List of operations, in the order of the body.
         """
-        found, seen = set(), set()
+        uses, seen = set(), set()
         pending = [self._body.inputs[k] for k in entries]
         while pending:
             tensor = pending.pop()
@@ -232,19 +232,20 @@ class _Loop:
                         f"{op.type} '{op.name}', in a loop, has no rule for a "
                         "weight"
                     )
-                found.add(op)
+                uses.add(op)
         for k, output in enumerate(self._body.outputs):
             if output.ref() in seen and not self.is_invariant(k):
                 raise Unproven(
                     f"{self._op.type} '{self._op.name}' hands on a value made "
                     "of weights alone"
                 )
-        return [op for op in self._body.get_operations() if op in found]
+        return [op for op in self._body.get_operations() if op in uses]
 
     def _count_steps(self):
-        """How often the body runs, an int.
+        """Number of steps, an int.
 
-        What the condition needs is computed step by step, from constants.
+        The values that the condition needs are computed step by step, from
+        constants.
         """
         needed, pending = {}, [self._condition.outputs[0]]
         while pending:
@@ -333,11 +334,11 @@ class _Loop:
                 )
             with self._body.as_default():
                 # The list enters the body as a variable.
-                rest, own_zeros = list_ops.tensor_list_pop_back(
+                remaining, step_zeros = list_ops.tensor_list_pop_back(
                     all_zeros, element_dtype=tensor.dtype
                 )
-                own_zeros.set_shape(tensor.shape)
-                shifted = tensor + own_zeros
+                step_zeros.set_shape(tensor.shape)
+                shifted = tensor + step_zeros
             for op in consumers:
                 for k, i in enumerate(op.inputs):
                     if i is tensor:
@@ -345,7 +346,7 @@ class _Loop:
             for k, output in enumerate(self._body.outputs):
                 if output is tensor:
                     self._body.outputs[k] = shifted
-            self._hand_on(all_zeros, rest)
+            self._hand_on(all_zeros, remaining)
             added[reference] = zeros
         return added
 
@@ -353,7 +354,7 @@ class _Loop:
         """Keeps a tensor of the body at each step, in a list.
 
         Returns:
-            int, at which output of the loop.
+            int, the position among the outputs of the loop.
         """
         with tf.control_dependencies(None):
             empty = list_ops.empty_tensor_list(
@@ -374,7 +375,7 @@ class _Loop:
         return len(self._body.outputs) - 1
 
     def _replace(self, differentiated):
-        """Has the loop run the body as it is now."""
+        """Replaces the functions of the loop by the changed ones."""
         before = len(self._op.outputs)
         op, body = self._op, self._body
         for attribute, graph in ("cond", self._condition), ("body", body):
@@ -393,7 +394,7 @@ class _Loop:
         )
 
     def _all_steps(self, k, axis, steps):
-        """What was kept at all steps, on one axis with the batch."""
+        """Values kept at all steps, on one axis with the batch."""
         kept = self._body.outputs[k].op.inputs[1]
         stacked = list_ops.tensor_list_stack(
             self._op.outputs[k],
@@ -420,7 +421,7 @@ class _Loop:
 
 
 def _copy(op, inputs):
-    """The same operation on other inputs, in the graph that is traced."""
+    """Copy of an operation on other inputs, in the graph that is traced."""
     attributes = {
         name: value
         for name, value in op.node_def.attr.items()
@@ -440,13 +441,13 @@ def _reached(tensor, *graphs):
     positions = {
         t.ref(): k for graph in graphs for k, t in enumerate(graph.inputs)
     }
-    found, seen, pending = [], set(), [tensor]
+    reached, seen, pending = [], set(), [tensor]
     while pending:
         tensor = pending.pop()
         if tensor.ref() in seen:
             continue
         seen.add(tensor.ref())
         if tensor.ref() in positions:
-            found.append(positions[tensor.ref()])
+            reached.append(positions[tensor.ref()])
         pending.extend(tensor.op.inputs)
-    return found
+    return reached

@@ -16,19 +16,19 @@ LOOPS = frozenset({"StatelessWhile", "While"})
 
 
 def origins(op):
-    """What the variables of a loop are at every step, where that is known.
+    """Inputs that the variables of a loop equal at every step.
 
     Args:
         op: a `tf.Operation`, one of `LOOPS`.
 
     Returns:
-        List, for each variable the input of the loop that it always is, or
-        None. Of a list, elements may have been taken since.
+        List, for each variable the input of the loop that it always equals, or
+        None. If that is a list, elements may have been taken from it since.
     """
     body = functions.body(op, "body")
     return [
-        given if _is_handed_on(within, returned) else None
-        for given, within, returned in zip(op.inputs, body.inputs, body.outputs)
+        first if _is_handed_on(within, returned) else None
+        for first, within, returned in zip(op.inputs, body.inputs, body.outputs)
     ]
 
 
@@ -54,16 +54,16 @@ def fixed_point(op, proof):
         List of the states of the outputs.
     """
     body = functions.body(op, "body")
-    known = origins(op)
-    states = [proof(given) for given in op.inputs]
-    # What enters is taken for an example of what comes: zeros, say, are the
-    # same at every place. Where that was used it is proved, or given up.
-    hoped = [k for k, origin in enumerate(known) if origin is None]
+    invariant = origins(op)
+    states = [proof(first) for first in op.inputs]
+    # The other variables are assumed to be alike where their first values are,
+    # as zeros are. Where that was used, it is proved or given up.
+    assumed = [k for k, origin in enumerate(invariant) if origin is None]
     is_settled = False
     while True:
         equal_to = [
-            op.inputs[k] if k in hoped else origin
-            for k, origin in enumerate(known)
+            op.inputs[k] if k in assumed else origin
+            for k, origin in enumerate(invariant)
         ]
         # How random numbers are used is counted once states are final.
         inside = proof.within(
@@ -73,26 +73,26 @@ def fixed_point(op, proof):
             _joined(op, k, state, body, proof, inside)
             for k, state in enumerate(states)
         ]
-        broken = _not_kept(hoped, states, body, inside)
+        broken = _not_kept(assumed, states, body, inside)
         if wider == states and not broken:
             if is_settled:
                 break
             is_settled = True
         states = wider
-        hoped = [k for k in hoped if k not in broken]
+        assumed = [k for k in assumed if k not in broken]
     condition = functions.body(op, "cond")
-    inside = proof.within(condition.graph, condition.inputs, states, known)
+    inside = proof.within(condition.graph, condition.inputs, states, invariant)
     if inside(condition.outputs[0]) is not PUBLIC:
         reason = f"how often {op.type} '{op.name}' repeats depends on the batch"
         return [Mixed(reason, False)] * len(states)
     return states
 
 
-def _not_kept(hoped, states, body, inside):
+def _not_kept(assumed, states, body, inside):
     """Public variables that a step may make differ from place to place.
 
     Args:
-        hoped: list of int, those that were taken not to.
+        assumed: list of int, those that were assumed not to.
         states: list, the states of the variables.
         body: `functions.Body`.
         inside: `Provenance` of the body.
@@ -100,40 +100,40 @@ def _not_kept(hoped, states, body, inside):
     Returns:
         List of int.
     """
-    kept: set = set()
+    checked: set = set()
     while True:
         used = {
             (k, state)
-            for k in hoped
+            for k in assumed
             if states[k] is PUBLIC
             for state in inside.taken_as_alike(body.inputs[k])
         }
         broken = [
             k
-            for k, state in used - kept
+            for k, state in used - checked
             if not inside.is_alike(body.outputs[k], state)
         ]
-        # What was asked for now may itself rest on other variables.
-        if broken or used == kept:
+        # The answers may themselves rest on other variables.
+        if broken or used == checked:
             return broken
-        kept = used
+        checked = used
 
 
 def _joined(op, k, before, body, proof, inside):
-    """A state that holds for variable `k` at a step, and after it."""
-    given, within, returned = op.inputs[k], body.inputs[k], body.outputs[k]
+    """State that holds for variable `k` before a step and after it."""
+    first, within, returned = op.inputs[k], body.inputs[k], body.outputs[k]
     after = inside(returned)
     for state in (before, after):
         if isinstance(state, Mixed):
             return state
-    if given.dtype == tf.variant and _elements(given) != _elements(returned):
+    if first.dtype == tf.variant and _elements(first) != _elements(returned):
         return Mixed(f"{op.type} '{op.name}' exchanges its lists", False)
-    if not (_is_at_most(given, within) and _is_at_most(returned, within)):
+    if not (_is_at_most(first, within) and _is_at_most(returned, within)):
         return Mixed(f"{op.type} '{op.name}' changes a shape", False)
     if before == after:
         return before
     if not isinstance(before, PerExample):
-        if isinstance(after, PerExample) and proof.is_alike(given, after):
+        if isinstance(after, PerExample) and proof.is_alike(first, after):
             return after
     elif not isinstance(after, PerExample):
         if inside.is_alike(returned, before):
@@ -146,7 +146,7 @@ def _joined(op, k, before, body, proof, inside):
 
 
 def _is_at_most(tensor, other):
-    """Whether a tensor has the static shape of another, where that is known."""
+    """Returns whether a tensor has the known static shape of another."""
     shape, general = tensor.shape, other.shape
     return general.rank is None or (
         shape.rank == general.rank
@@ -155,7 +155,7 @@ def _is_at_most(tensor, other):
 
 
 def _elements(tensor):
-    """What is known of the elements of a list."""
+    """Types and static shapes of the elements of a list, or None."""
     data = handle_data_util.get_resource_handle_data(tensor)
     if data is None or not data.is_set:
         return None

@@ -43,9 +43,9 @@ from tf_dpsub.gradients.graph.states import (
 )
 from tf_dpsub.gradients.per_example import tf_variable
 
-# Random numbers stay what they are, in another order.
+# Random numbers stay what they are, in another shape.
 _VIEWS = ("ExpandDims", "Reshape", "Squeeze")
-# The choices that are tried at most, of what random numbers are.
+# The most combinations of states of random numbers that are tried.
 _MOST_CHOICES = 64
 
 
@@ -134,7 +134,7 @@ class Provenance:
         return result
 
     def _has_public_shape(self, op):
-        """Whether an elementwise operation has one, whatever its values.
+        """Returns whether the shape of an elementwise operation is public.
 
         A static shape is no proof: `set_shape` is not checked when a graph
         runs. No rule lets the batch choose the shape of what is not mixed.
@@ -158,7 +158,7 @@ class Provenance:
         return True
 
     def _batched(self, op, states):
-        """States where some input depends on the batch."""
+        """States of outputs where some input depends on the batch."""
         if op.type in functions.CALLS:
             return self._called(op)
         return self._resolve(op, states)
@@ -168,7 +168,7 @@ class Provenance:
         return [proof(output) for output in body.outputs]
 
     def _batchless(self, op, states):
-        """States where no input depends on the batch."""
+        """States of outputs where no input depends on the batch."""
         keys = [s for s in states if isinstance(s, Key)]
         drawn = [s for s in states if isinstance(s, Drawn)]
         if op.type in functions.CALLS and effects.draws_within(op):
@@ -186,7 +186,7 @@ class Provenance:
         return PUBLIC
 
     def _key_read(self, op, key):
-        """A key, and how often it had been set before it was read."""
+        """State of a key that is read: how often it had been set before."""
         if self._is_called:
             raise Unproven("reads a seed within a function")
         if op not in self._order:
@@ -201,7 +201,7 @@ class Provenance:
         return Key(frozenset((seed, times) for seed, _ in key.seeds))
 
     def _drawn(self, op, states):
-        """Random numbers of an operation that draws them."""
+        """State of the random numbers that an operation draws."""
         keys = [s for s in states if isinstance(s, Key)]
         seeds = frozenset().union(*(k.seeds for k in keys))
         is_stateless = op.type.startswith("Stateless")
@@ -220,16 +220,16 @@ class Provenance:
         return Drawn(frozenset([draws.draw(op, seeds)]))
 
     def _of_drawn(self, op, states):
-        """States of what is computed from random numbers alone."""
-        known = [s for s in states if isinstance(s, Drawn)]
-        layouts = {s.layout for s in known}
-        together = frozenset().union(*(s.draws for s in known))
+        """States of outputs that are computed from random numbers alone."""
+        drawn = [s for s in states if isinstance(s, Drawn)]
+        layouts = {s.layout for s in drawn}
+        draws_of_all = frozenset().union(*(s.draws for s in drawn))
         if op.type in _VIEWS and isinstance(states[0], Drawn):
-            return known[0]
+            return drawn[0]
         if op.type == "Transpose" and isinstance(states[0], Drawn):
             order = tuple(int(a) for a in self._constants(op.inputs[1]))
             shape = tuple(constants.static_shape(op.inputs[0]))
-            return Drawn(together, (*known[0].layout, (shape, order)))
+            return Drawn(draws_of_all, (*drawn[0].layout, (shape, order)))
         if rules.is_elementwise(op) and len(layouts) == 1:
             out = op.outputs[0].shape
             if all(
@@ -238,7 +238,7 @@ class Provenance:
                 else s is PUBLIC and self._alike.uniform(i)
                 for i, s in zip(op.inputs, states)
             ):
-                return Drawn(together, *layouts)
+                return Drawn(draws_of_all, *layouts)
         try:
             return self._resolve(op, states)
         except Unproven:
@@ -254,10 +254,9 @@ class Provenance:
                 self.draws.share(state.seeds)
 
     def _resolve(self, op, states):
-        """Applies a rule, random numbers being each example's own, or shared.
+        """Applies a rule, with random numbers each example's own or shared.
 
-        Each is taken so that the rule can be applied; if both are possible,
-        they are each example's own.
+        Where the rule can be applied to both, they are each example's own.
         """
         choices = [
             [*self._divisions(i, states), PUBLIC]
@@ -293,20 +292,20 @@ class Provenance:
         self._resolved[op] = list(choice)
 
     def _divisions(self, tensor, states):
-        """How slices of random numbers may belong to examples."""
+        """States in which each example has a slice of random numbers."""
         shape = constants.static_shape(tensor)
-        known = [s for s in states if isinstance(s, PerExample)]
-        found = []
-        for like in dict.fromkeys((s.outer, s.inner) for s in known):
+        per_example = [s for s in states if isinstance(s, PerExample)]
+        divisions = []
+        for like in dict.fromkeys((s.outer, s.inner) for s in per_example):
             size = like[0] * self.batch_size * like[1]
-            found += [
+            divisions += [
                 PerExample(axis, *like)
                 for axis, n in enumerate(shape)
                 if n == size
             ]
-        if not known and shape and shape[0] % self.batch_size == 0:
-            found.append(PerExample(0, 1, shape[0] // self.batch_size))
-        return found
+        if not per_example and shape and shape[0] % self.batch_size == 0:
+            divisions.append(PerExample(0, 1, shape[0] // self.batch_size))
+        return divisions
 
     def input_states(self, op) -> list:
         """States of the inputs of an operation, as its rule took them."""
@@ -316,24 +315,24 @@ class Provenance:
         ]
 
     def is_alike(self, tensor, state):
-        """Whether a public tensor, or random numbers, may stand for a state.
+        """Returns whether public or random values may be taken as per-example.
 
         Args:
             tensor: `tf.Tensor`, `PUBLIC` or `Drawn`.
             state: `PerExample`, of a tensor of its shape.
 
         Returns:
-            bool. If so, each slice of it is of one law, and an example's own.
+            bool. If true, its slices are of one law, each an example's own.
         """
-        known = self(tensor)
-        if isinstance(known, Drawn):
+        own_state = self(tensor)
+        if isinstance(own_state, Drawn):
             shape = constants.static_shape(tensor)
-            self.draws.divide(known, state, shape)
+            self.draws.divide(own_state, state, shape)
             return True
-        return known is PUBLIC and self._alike(tensor, state) is True
+        return own_state is PUBLIC and self._alike(tensor, state) is True
 
     def taken_as_alike(self, placeholder) -> set:
-        """Where an input of a function was taken to be the same at all places.
+        """States for which an input of a function was taken to be alike.
 
         Returns:
             Set of `PerExample`.
@@ -403,7 +402,7 @@ class Provenance:
         return proof
 
     def inside_loop(self, op):
-        """The states of a loop's variables.
+        """States of the variables of a loop.
 
         Args:
             op: a `tf.Operation`, one of `loops.LOOPS`.
@@ -476,7 +475,7 @@ class Provenance:
 
 
 def handle(variable):
-    """The tensor for a variable's resource in the graph being traced."""
+    """The handle of a variable in the graph that is traced."""
     variable = tf_variable(variable)
     read = tf.raw_ops.ReadVariableOp(
         resource=variable.handle, dtype=variable.dtype

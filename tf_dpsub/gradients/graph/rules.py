@@ -87,8 +87,8 @@ class Application:
                 is required of it too. Defaults to `()`.
 
         Raises:
-            Unproven: if another input is per-example, or if nothing is said of
-                a public one.
+            Unproven: if another input is per-example, or another public one
+                may differ by place.
         """
         for k in self.batched:
             if k not in positions:
@@ -223,14 +223,14 @@ def _elementwise(a):
 
 
 def is_elementwise(op) -> bool:
-    """Whether entries of outputs are functions of the same ones of inputs."""
+    """Returns whether output entries depend on inputs at their own place."""
     return _RULES.get(op.type) is _elementwise
 
 
 @_rule("Select")
 def _select(a):
-    condition, chosen = len(a.shape(0)), len(a.shape(1))
-    if condition == 1 and chosen > 1:
+    condition, branch = len(a.shape(0)), len(a.shape(1))
+    if condition == 1 and branch > 1:
         # Not broadcasting: a vector chooses among slices of the first axis.
         return a.leading()
     return a.common()
@@ -255,7 +255,7 @@ def _reduce(a):
 
 
 def is_reduction(op) -> bool:
-    """Whether it takes sums, say, over the axes that its input 1 tells."""
+    """Returns whether an operation reduces over the axes in its input 1."""
     return _RULES.get(op.type) is _reduce
 
 
@@ -276,7 +276,7 @@ def _reshape(a):
 
 
 def find_batch(shape, outer, batch_size, inner):
-    """Where a reshape to `shape` puts a batch between `outer` and `inner`."""
+    """State of a batch reshaped to `shape`, or None where that splits it."""
     below = 1  # elements per step along the axis
     for axis in reversed(range(len(shape))):
         size = shape[axis]
@@ -363,15 +363,15 @@ def einsum_terms(op):
 
     The axes of an ellipsis are given capital letters that are not used.
     """
-    left, out = op.get_attr("equation").decode().split("->")
-    terms = left.split(",")
-    free = [c for c in string.ascii_uppercase if c not in left]
+    operands, out = op.get_attr("equation").decode().split("->")
+    terms = operands.split(",")
+    unused = [c for c in string.ascii_uppercase if c not in operands]
     ranks = [
         len(static_shape(i)) - len(term.replace("...", ""))
         for i, term in zip(op.inputs, terms)
         if "..." in term
     ]
-    names = "".join(free[: max(ranks, default=0)])
+    names = "".join(unused[: max(ranks, default=0)])
 
     def expanded(term, rank):
         spanned = rank - len(term.replace("...", ""))
@@ -427,7 +427,7 @@ def _image_gradient(a):
 
 @_rule("ImageProjectiveTransformV2 ImageProjectiveTransformV3")
 def _projective_transform(a):
-    # Image by image, each with the transform of its own or with a common one.
+    # Image by image, each with its own transform or with a common one.
     a.only(0, 1, whole=(2,))
     if 0 not in a.batched:
         raise Unproven("transforms images that do not depend on the batch")
@@ -506,7 +506,7 @@ def _look_up(a):
     a.only(1, whole=(2,))
     if a.first.axis == len(a.shape(1)) - 1:
         raise Unproven("may look up a key that is of several examples")
-    # What stands for a missing key is one value, or one for each key.
+    # The default for missing keys is one value, or one for each key.
     if len(a.shape(2)) == a.op.outputs[0].shape.rank:
         a.alike(2, a.first)
     return a.first
@@ -678,9 +678,9 @@ def _kept_axes(a, shape, first):
 
     Args:
         a: `Application`.
-        shape: list of int, of what is sliced; None where it is not known.
-        first: int, the input that tells where the slice begins; the next two
-            tell where it ends, and its strides.
+        shape: list of int, the sliced shape; None where it is not known.
+        first: int, the input with the begin of the slice; its end and its
+            strides are the next two.
     """
     begin, end, strides = (a.entries(first + k) for k in range(3))
     masks = {

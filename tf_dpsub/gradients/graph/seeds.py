@@ -1,4 +1,4 @@
-"""What a graph may do to the seeds that it draws from."""
+"""Checks of what a graph does to the seeds that it draws from."""
 
 import contextlib
 import weakref
@@ -10,22 +10,22 @@ from tensorflow.python.framework import op_def_registry
 from tf_dpsub.gradients.graph import effects, functions
 from tf_dpsub.gradients.graph.states import UpdatesState
 
-# What `keras.random.SeedGenerator.next` adds to a seed. With other numbers, a
-# seed could come back to a key that was used.
+# The increment of `keras.random.SeedGenerator.next`. With another one, a seed
+# could come back to a key that was used.
 _INCREMENT = (0, 1)
 
-# By graph, the names of operations that set keys and take them away again.
-_OWN: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+# By graph, the names of the operations that set keys and remove them again.
+_KEY_WRITES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 @contextlib.contextmanager
 def own_writes():
-    """A context for the writes of keys themselves, which are not refused."""
+    """Context in which keys may be set and removed."""
     graph = tf.compat.v1.get_default_graph()
-    known = len(graph.get_operations())
+    count = len(graph.get_operations())
     yield
-    _OWN.setdefault(graph, set()).update(
-        op.name for op in graph.get_operations()[known:]
+    _KEY_WRITES.setdefault(graph, set()).update(
+        op.name for op in graph.get_operations()[count:]
     )
 
 
@@ -43,7 +43,7 @@ def require_kept(graph, handles: list):
     Raises:
         UpdatesState: if a seed is written in another way.
     """
-    own = _OWN.get(graph, ())
+    key_writes = _KEY_WRITES.get(graph, ())
     order: dict = {}
     for handle in handles:
         writers = [
@@ -51,22 +51,22 @@ def require_kept(graph, handles: list):
         ]
         if writers and not order:
             order = {op.name: k for k, op in enumerate(graph.get_operations())}
-        at = sorted(order[op.name] for op in writers)
+        places = sorted(order[op.name] for op in writers)
         for op in writers:
             if op.type in functions.CONTROL_FLOW:
                 _require_kept_in_call(op)
-            elif op.name not in own:
+            elif op.name not in key_writes:
                 _require_next(
                     op.node_def,
                     lambda name: graph.get_operation_by_name(name).node_def,
                     order,
-                    at,
+                    places,
                     op.name,
                 )
 
 
 def _require_kept_in_call(op):
-    """The same, of functions, any of whose arguments may be a seed."""
+    """Checks the functions of a call, any of whose inputs may be a seed."""
     definitions = functions.called(op)
     calls = [(op.node_def, op.name)]
     for definition in definitions:
@@ -82,7 +82,7 @@ def _require_kept_in_call(op):
 
 
 def _names_again(node):
-    """Whether a node gives a resource a second name."""
+    """Returns whether a node gives a resource a second name."""
     definition = op_def_registry.get(node.op)
     inputs = [name for name in node.input if not name.startswith("^")]
     if definition is not None and node.op not in functions.CONTROL_FLOW:
@@ -112,18 +112,18 @@ def _types(node, arguments):
 
 
 def _require_kept_within(definition, name):
-    """The same, of one function."""
+    """Checks one function."""
     nodes = {node.name: node for node in definition.node_def}
     order = {node.name: k for k, node in enumerate(definition.node_def)}
     for node in definition.node_def:
         if not effects.writes(node.op):
             continue
-        at = [
+        places = [
             order[other.name]
             for other in definition.node_def
             if node.input[0] in other.input and not effects.only_reads(other.op)
         ]
-        _require_next(node, nodes.get, order, at, f"{name}/{node.name}")
+        _require_next(node, nodes.get, order, places, f"{name}/{node.name}")
 
 
 def _require_next(node, producer, order, writes, name):
@@ -131,9 +131,9 @@ def _require_next(node, producer, order, writes, name):
 
     Args:
         node: `NodeDef`.
-        producer: callable from the name of a node to it, or None.
+        producer: callable from the name of a node to the node, or None.
         order: dict from the names of nodes to their places.
-        writes: list of the places of what may write the same seed.
+        writes: list of the places of nodes that may write the same seed.
         name: string, for the error.
     """
     if node.op == "AssignVariableOp":
@@ -145,7 +145,7 @@ def _require_next(node, producer, order, writes, name):
                 and read is not None
                 and read.op == "ReadVariableOp"
                 and read.input[0] == node.input[0]
-                # Else it would set the seed back.
+                # A write in between would be undone.
                 and not any(
                     order[read.name] < k < order[node.name] for k in writes
                 )
@@ -158,10 +158,10 @@ def _require_next(node, producer, order, writes, name):
     raise _error(f"{node.op} '{name}', which sets one")
 
 
-def _error(found):
+def _error(got):
     return UpdatesState(
         "Expected seeds that `SeedGenerator.next` alone changes, got "
-        f"{found}: draws would not be secret, or would be the same twice. "
+        f"{got}: draws would not be secret, or would be the same twice. "
         "Leave it out, or use another SeedGenerator."
     )
 

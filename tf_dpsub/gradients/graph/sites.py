@@ -27,10 +27,10 @@ from tf_dpsub.gradients.rows import (
     sum_squares,
 )
 
-# Up to so many floats, rows are kept: the weighted sum then reuses them.
+# Rows of at most this many floats are kept: the weighted sum reuses them.
 KEPT_ROWS = 2**22
 
-# Copies of so many floats or more are not made before they are needed: those
+# Copies of this many floats or more are made only when they are needed: those
 # of all inputs of all layers would be in memory at the peak of a step. Smaller
 # ones may be made while a core is idle.
 LARGE = 2**18
@@ -50,7 +50,7 @@ def size(shape):
 
 
 def not_before(gradient):
-    """A context whose operations wait for the gradient at a site, if large."""
+    """Context whose operations wait for the gradient at a site, if large."""
     is_large = size(gradient.shape) >= LARGE
     return tf.control_dependencies([gradient] if is_large else [])
 
@@ -108,7 +108,7 @@ class Site(abc.ABC):
 
     @abc.abstractmethod
     def sq_magnitudes(self):
-        """Squares of what bounds a row's norm, and all sums formed for it.
+        """Squared bounds of a row's norm and of all sums formed for it.
 
         Returns:
             Float32 `[batch]`: not finite where the row may not be.
@@ -191,7 +191,7 @@ class OuterProducts(Site):
         super().__init__(weight, [left, right])
         self._parts = parts
         self._order = order
-        self._known_products: dict = {}
+        self._cached_products: dict = {}
         _, self.groups, self.terms, self.left_size = left.shape.as_list()
         self.right_size = right.shape[3]
 
@@ -211,19 +211,19 @@ class OuterProducts(Site):
 
     @property
     def kind(self):
-        """What sites of one weight share if `joined` can make one of them."""
+        """Key, equal for those sites of a weight that `joined` can merge."""
         return self.groups, tuple(self._parts), tuple(self._order)
 
     @staticmethod
-    def joined(found: list):
-        """One site of several of one kind: all their terms are its terms.
+    def joined(uses: list):
+        """Merges sites of one kind: all their terms become its terms.
 
         Args:
-            found: list of `OuterProducts`, uses of one weight.
+            uses: list of `OuterProducts` of one weight.
         """
-        first = found[0]
+        first = uses[0]
         left, right = (
-            tf.concat(terms, 2) for terms in zip(*(s.factors for s in found))
+            tf.concat(terms, 2) for terms in zip(*(s.factors for s in uses))
         )
         return OuterProducts(
             first.weight, left, right, first._parts, first._order
@@ -272,10 +272,10 @@ class OuterProducts(Site):
             1,
         )
         gram = tf.where(tiny, magnitudes, gram)
-        lost = gram < CANCELLATION * magnitudes
+        cancelled = gram < CANCELLATION * magnitudes
         return tf.cond(
-            tf.reduce_any(lost),
-            lambda: tf.where(lost, self._sq_norms_one_by_one(), gram),
+            tf.reduce_any(cancelled),
+            lambda: tf.where(cancelled, self._sq_norms_one_by_one(), gram),
             lambda: gram,
         )
 
@@ -291,13 +291,13 @@ class OuterProducts(Site):
         Norms, and all that bounds them, need the same ones.
         """
         factor = self.factors[k]
-        # What a branch or a loop computes is not known outside of it.
+        # A tensor of a branch or a loop cannot be used outside of it.
         key = factor.ref(), tf.compat.v1.get_default_graph()
-        if key not in self._known_products:
-            self._known_products[key] = tf.matmul(
+        if key not in self._cached_products:
+            self._cached_products[key] = tf.matmul(
                 factor, factor, transpose_b=True
             )
-        return self._known_products[key]
+        return self._cached_products[key]
 
     def _products(self, left, right):
         return tf.matmul(left, right, transpose_a=True)  # [batch, g, k, n]
@@ -489,8 +489,8 @@ def _labels(op):
     terms = []
     for tensor, matrix, swap in zip(op.inputs, ("mk", "kn"), transposed):
         rank = len(static_shape(tensor))
-        own = batch[len(batch) - (rank - 2) :] if rank > 2 else ""
-        terms.append(own + (matrix[::-1] if swap else matrix))
+        batch_labels = batch[len(batch) - (rank - 2) :] if rank > 2 else ""
+        terms.append(batch_labels + (matrix[::-1] if swap else matrix))
     return terms, batch + "mn"
 
 

@@ -1,4 +1,4 @@
-"""What a per-example loss may read besides the batch."""
+"""Variables and seeds that a per-example loss may read."""
 
 import tensorflow as tf
 from tensorflow.python.ops import handle_data_util
@@ -31,8 +31,8 @@ class Sources:
             loss assigns secret keys before it draws. Defaults to `()`.
 
     Attributes:
-        uses: dict, which of `EACH` and `ALL` the proof found for a seed, by
-            the position in `seeds`; None before anything was proved.
+        uses: dict from the position of a seed in `seeds` to `EACH` or `ALL`,
+            as the proof found; None before anything was proved.
     """
 
     def __init__(self, weights, seeds: list | tuple = ()):
@@ -43,10 +43,10 @@ class Sources:
             self._add(variable, Key(frozenset([(k, None)])))
         self.uses: dict | None = None
 
-    def _add(self, variable, kind):
+    def _add(self, variable, state):
         for identity, handle in handles(variable).items():
-            # The handle is kept with it: its identity stays its own.
-            self._kinds[identity] = (kind, handle)
+            # While the handle is kept, no other object gets its identity.
+            self._kinds[identity] = (state, handle)
 
     @property
     def handles(self):
@@ -56,9 +56,9 @@ class Sources:
     def state(self, handle):
         """State of the handle of a variable, or of a table, in a graph."""
         outermost = origin(handle)
-        kind, _ = self._kinds.get(id(outermost), (None, None))
-        if kind is not None:
-            return kind
+        state, _ = self._kinds.get(id(outermost), (None, None))
+        if state is not None:
+            return state
         readers = {op.type for op in handle.consumers()}
         if readers and all(r.startswith("LookupTableFind") for r in readers):
             # From now on it counts as one of those that nothing may write.
@@ -116,7 +116,7 @@ class Sources:
         """Records how seeds are used, the first time.
 
         Raises:
-            Unproven: if it is not how they were found to be used before.
+            Unproven: if they were used in another way before.
         """
         if self.uses is None:
             self.uses = uses
@@ -131,7 +131,7 @@ class AnySource:
     """
 
     def state(self, handle):
-        """As `Sources.state`."""
+        """State of the handle of a variable in a graph."""
         data = handle_data_util.get_resource_handle_data(handle)
         if data.is_set and data.shape_and_type:
             if tf.as_dtype(data.shape_and_type[0].dtype).is_integer:
@@ -139,10 +139,10 @@ class AnySource:
         return PUBLIC
 
     def require_readable(self, graph, used_by: set | None = None):
-        """Nothing."""
+        """Checks nothing."""
 
     def settle(self, uses: dict):
-        """Nothing."""
+        """Records nothing."""
 
 
 def handles(variable) -> dict:
@@ -153,7 +153,7 @@ def handles(variable) -> dict:
 
 
 def origin(tensor):
-    """What a captured tensor is in the outermost graph, or eagerly."""
+    """The tensor of the outermost graph, or eager one, that was captured."""
     while not hasattr(tensor, "numpy"):
         outer = next(
             (
@@ -173,8 +173,8 @@ def _described(handle):
     data = handle_data_util.get_resource_handle_data(handle)
     shape = ""
     if data.is_set and data.shape_and_type:
-        known = data.shape_and_type[0]
-        dtype = tf.as_dtype(known.dtype).name
-        shape = f" of shape {tf.TensorShape(known.shape)} and type {dtype}"
+        content = data.shape_and_type[0]
+        dtype = tf.as_dtype(content.dtype).name
+        shape = f" of shape {tf.TensorShape(content.shape)} and type {dtype}"
     readers = ", ".join(sorted({op.name for op in handle.consumers()})[:3])
     return f"a variable{shape} (by {readers})"

@@ -1,4 +1,4 @@
-"""What a tensor may depend on, and what is raised where it cannot be proved."""
+"""States of tensors: what they may depend on; and errors of the proof."""
 
 import dataclasses
 
@@ -68,7 +68,7 @@ class Key:
 
     @property
     def is_handle(self):
-        """Whether it is a variable that holds a key."""
+        """True for the handle of a variable that holds a key."""
         return any(times is None for _, times in self.seeds)
 
 

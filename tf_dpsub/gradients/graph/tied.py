@@ -6,19 +6,19 @@ from tf_dpsub.gradients.graph import sites
 from tf_dpsub.gradients.rows import add_in_order
 
 
-def is_factored(found: list):
-    """Whether the uses of a variable can be combined without its rows.
+def is_factored(uses: list):
+    """Returns whether uses of a variable can be combined without its rows.
 
     Args:
-        found: list of `(site, view)`.
+        uses: list of `(site, view)`.
     """
-    if any(view is None for _, view in found):
+    if any(view is None for _, view in uses):
         return False
-    batch_size = found[0][0].batch_size
-    shape = found[0][1].source.shape
+    batch_size = uses[0][0].batch_size
+    shape = uses[0][1].source.shape
     if len(shape) != 2 or batch_size * sites.size(shape) <= sites.KEPT_ROWS:
         return False
-    return all(_factors(site, view) is not None for site, view in found)
+    return all(_factors(site, view) is not None for site, view in uses)
 
 
 class Tied(sites.Site):
@@ -29,29 +29,29 @@ class Tied(sites.Site):
     products of all terms of all uses.
 
     Args:
-        found: list of `(site, view)`, for which `is_factored` holds.
+        uses: list of `(site, view)`, for which `is_factored` holds.
     """
 
-    def __init__(self, found: list):
-        self._found = found
-        super().__init__(found[0][1].source, self.factors)
+    def __init__(self, uses: list):
+        self._uses = uses
+        super().__init__(uses[0][1].source, self.factors)
 
     @property
     def factors(self):
-        return [f for site, _ in self._found for f in site.factors]
+        return [f for site, _ in self._uses for f in site.factors]
 
     @factors.setter
     def factors(self, factors):
         factors = iter(factors)
-        for site, _ in self._found:
+        for site, _ in self._uses:
             site.factors = [next(factors) for _ in site.factors]
 
     def sq_magnitudes(self):
-        magnitudes = [tf.sqrt(site.sq_magnitudes()) for site, _ in self._found]
+        magnitudes = [tf.sqrt(site.sq_magnitudes()) for site, _ in self._uses]
         return tf.square(add_in_order(magnitudes))
 
     def sq_norms(self):
-        factors = [_factors(site, view) for site, view in self._found]
+        factors = [_factors(site, view) for site, view in self._uses]
         total = tf.zeros([self.batch_size])
         for j, (rows_j, columns_j) in enumerate(factors):
             for k, (rows_k, columns_k) in enumerate(factors[: j + 1]):
@@ -60,10 +60,10 @@ class Tied(sites.Site):
                     products, [1, 2]
                 )
         magnitudes = self.sq_magnitudes()
-        lost = total < sites.CANCELLATION * magnitudes
+        cancelled = total < sites.CANCELLATION * magnitudes
         return tf.cond(
-            tf.reduce_any(lost),
-            lambda: tf.where(lost, self._sq_norms_one_by_one(), total),
+            tf.reduce_any(cancelled),
+            lambda: tf.where(cancelled, self._sq_norms_one_by_one(), total),
             lambda: total,
         )
 
@@ -72,7 +72,7 @@ class Tied(sites.Site):
             row = tf.add_n(
                 [
                     view.pull_back_rows(site.example(i).rows())
-                    for site, view in self._found
+                    for site, view in self._uses
                 ]
             )
             return tf.reduce_sum(tf.square(row))
@@ -83,12 +83,12 @@ class Tied(sites.Site):
 
     def rows(self):
         return tf.add_n(
-            [view.pull_back_rows(site.rows()) for site, view in self._found]
+            [view.pull_back_rows(site.rows()) for site, view in self._uses]
         )
 
     def weighted_sum(self, c):
         return tf.add_n(
-            [view.pull_back(site.weighted_sum(c)) for site, view in self._found]
+            [view.pull_back(site.weighted_sum(c)) for site, view in self._uses]
         )
 
 
@@ -100,7 +100,7 @@ class _OneHot:
 
 
 def _factors(site, view):
-    """The terms of a site along axis 0 and axis 1 of the variable, or None.
+    """Terms of a site along axis 0 and axis 1 of the variable, or None.
 
     Each is `[batch, t, size of the axis]`, or `_OneHot`.
     """

@@ -13,7 +13,9 @@ _VIEWS = frozenset(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class View:
-    """How a tensor is read from a variable, number by number.
+    """Operations by which a tensor is read from a variable.
+
+    Each number of the tensor is one of the variable, or its negative.
 
     Norms are the same on both sides, and gradients are pulled back without
     leaving float32, whatever the casts on the way.
@@ -27,7 +29,7 @@ class View:
     ops: tuple
 
     def through(self, op):
-        """The view one operation further, or None if that computes."""
+        """The view with one more operation, or None if that is not a view."""
         if op.type not in _VIEWS:
             return None
         if op.type == "Transpose" and self._permutation(op) is None:
@@ -36,15 +38,15 @@ class View:
 
     @property
     def keeps_order(self):
-        """Whether it reads the same numbers, one after another."""
+        """True if it reads the same numbers in the same order."""
         return not any(op.type in ("Neg", "Transpose") for op in self.ops)
 
     def pull_back(self, gradient):
-        """A gradient at the source from one at the end of the view."""
+        """Gradient at the source, from one at the end of the view."""
         return self.pull_back_rows(gradient[None])[0] if self.ops else gradient
 
     def pull_back_rows(self, rows):
-        """The same for a stack of gradients, `[batch, ...]`."""
+        """Gradients at the source, from a stack of them, `[batch, ...]`."""
         for op in reversed(self.ops):
             if op.type == "Neg":
                 rows = -rows
