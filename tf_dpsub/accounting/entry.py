@@ -7,6 +7,7 @@ import operator
 import dp_accounting
 
 from tf_dpsub.accounting import accountants
+from tf_dpsub.checks import check_choice, check_noise_multiplier, check_positive
 
 SAMPLERS = ("poisson", "batches")
 
@@ -99,15 +100,8 @@ class LedgerEntry:
             raise ValueError(
                 f"Expected mechanism to be a name, got {self.mechanism!r}."
             )
-        if not 0 <= self.noise_multiplier < math.inf:
-            raise ValueError(
-                "Expected 0 <= noise_multiplier < inf, got "
-                f"{self.noise_multiplier}."
-            )
-        if not self.l2_norm_clip > 0:
-            raise ValueError(
-                f"Expected l2_norm_clip > 0, got {self.l2_norm_clip}."
-            )
+        check_noise_multiplier(self.noise_multiplier)
+        check_positive("l2_norm_clip", self.l2_norm_clip)
         if self.sampler == "poisson" and self.each_example_once_per_epoch:
             raise ValueError(
                 "Expected each_example_once_per_epoch=False with "
@@ -119,11 +113,7 @@ class LedgerEntry:
                 f"{self.noise_multiplier}, got inf. The noise is a multiple of "
                 "the clip: set a clip, or noise_multiplier=0 (not private)."
             )
-        if self.sampler not in SAMPLERS:
-            raise ValueError(
-                f"Expected sampler to be one of {SAMPLERS}, got "
-                f"{self.sampler!r}."
-            )
+        check_choice("sampler", self.sampler, SAMPLERS)
         if self.sampler == "poisson" and self.examples is None:
             raise ValueError(
                 "Expected examples with sampler='poisson', got None. The "

@@ -8,7 +8,12 @@ from dp_accounting.rdp import rdp_privacy_accountant
 from scipy import optimize
 
 from tf_dpsub.accounting.accountants import RDP_ORDERS
-from tf_dpsub.checks import check_count
+from tf_dpsub.checks import (
+    check_count,
+    check_delta,
+    check_epsilon,
+    check_noise_multiplier,
+)
 
 # Less noise is accounted for as none.
 _LEAST_NOISE = 1e-2
@@ -43,14 +48,10 @@ def uniform_epsilon(
         - [Wang, Balle, Kasiviswanathan, 2019](
           https://arxiv.org/abs/1808.00087), Theorem 9
     """
-    if not 0 <= noise_multiplier < math.inf:
-        raise ValueError(
-            f"Expected 0 <= noise_multiplier < inf, got {noise_multiplier}."
-        )
+    check_noise_multiplier(noise_multiplier)
     check_count("examples", examples)
     check_count("steps", steps)
-    if not 0 < delta < 1:
-        raise ValueError(f"Expected 0 < delta < 1, got {delta}.")
+    check_delta(delta)
     if noise_multiplier < _LEAST_NOISE:
         return math.inf
     accountant = rdp_privacy_accountant.RdpAccountant(
@@ -81,8 +82,7 @@ def uniform_noise_multiplier(
     Raises:
         ValueError: if an argument is out of range.
     """
-    if not 0 < epsilon < math.inf:
-        raise ValueError(f"Expected 0 < epsilon < inf, got {epsilon}.")
+    check_epsilon(epsilon)
 
     @functools.cache
     def spent(logarithm):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tf_dpsub.checks import check_count
+from tf_dpsub.checks import check_count, check_positive
 
 # Numbers of noise that are drawn at a time.
 _DRAWN = 2**20
@@ -70,8 +70,7 @@ def averaged_sgd(
         ("learning_rate", learning_rate),
         ("lipschitz", lipschitz),
     ):
-        if not value > 0:
-            raise ValueError(f"Expected {name} > 0, got {value}.")
+        check_positive(name, value)
     for name, value in (
         ("noise_multiplier", noise_multiplier),
         ("regularization", regularization),

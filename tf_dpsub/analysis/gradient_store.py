@@ -9,7 +9,7 @@ import pathlib
 import numpy as np
 
 from tf_dpsub import files
-from tf_dpsub.checks import check_count
+from tf_dpsub.checks import check_choice, check_count
 
 _ROWS, _DESCRIPTION = "gradients.bin", "gradients.json"
 
@@ -96,14 +96,10 @@ class GradientStore:
             ValueError: if the folder holds gradients of other variables, or of
                 another type, or an argument is out of range.
         """
-        if dtype not in ("float32", "float16"):
-            raise ValueError(
-                f'Expected dtype="float32" or "float16", got {dtype!r}.'
-            )
+        check_choice("dtype", dtype, ("float32", "float16"))
         if not variables:
             raise ValueError("Expected one variable at least, got none.")
-        if max_bytes is not None:
-            check_count("max_bytes", max_bytes)
+        check_count("max_bytes", max_bytes, optional=True)
         folder = pathlib.Path(folder)
         if (folder / _DESCRIPTION).is_file():
             store = cls(folder)

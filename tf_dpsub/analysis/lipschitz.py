@@ -4,6 +4,8 @@ import math
 
 import numpy as np
 
+from tf_dpsub.checks import check_positive
+
 
 def restricted_lipschitz(gradients, directions, ranks=None):
     """Estimates how large gradients are outside of a few directions.
@@ -98,9 +100,8 @@ def excess_loss_bound(
             "Expected coefficients from rank 0 on, none larger than those of "
             f"lower ranks, got {coefficients}."
         )
-    for name, value in (("distance", distance), ("epsilon", epsilon)):
-        if not value > 0:
-            raise ValueError(f"Expected {name} > 0, got {value}.")
+    check_positive("distance", distance)
+    check_positive("epsilon", epsilon)
     if not 0 < delta < 1 or examples < 1 or dimensions < 1:
         raise ValueError(
             "Expected 0 < delta < 1, examples >= 1 and dimensions >= 1, got "

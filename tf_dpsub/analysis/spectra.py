@@ -6,7 +6,7 @@ import math
 import numpy as np
 from scipy import stats
 
-from tf_dpsub.checks import check_count
+from tf_dpsub.checks import check_count, check_fraction
 
 # Numbers of a stack in memory at a time.
 _BLOCK = 2**27
@@ -247,8 +247,7 @@ def decay_exponent(
     Raises:
         ValueError: if there are fewer than three values above 0 to fit.
     """
-    if not 0 < confidence < 1:
-        raise ValueError(f"Expected 0 < confidence < 1, got {confidence}.")
+    check_fraction("confidence", confidence)
     values = np.asarray(singular_values, np.float64)[first - 1 : last]
     values = values[: int(np.sum(np.cumprod(values > 0)))]
     if first < 1 or len(values) < 3:

@@ -5,6 +5,8 @@ import warnings
 
 import keras
 
+from tf_dpsub.accounting.accountants import check_accountant
+from tf_dpsub.checks import check_delta
 from tf_dpsub.training.private_model import PrivateModel
 
 
@@ -50,15 +52,8 @@ class PrivacyBudget(keras.callbacks.Callback):
                 f"Expected epsilon > 0, got {epsilon}. It is the whole budget; "
                 "`inf` stands for no limit."
             )
-        if not 0 < delta < 1:
-            raise ValueError(
-                f"Expected 0 < delta < 1, got {delta}. It should lie well "
-                "below 1 / (number of examples)."
-            )
-        if accountant not in ("rdp", "pld"):
-            raise ValueError(
-                f"Expected accountant 'rdp' or 'pld', got {accountant!r}."
-            )
+        check_delta(delta)
+        check_accountant(accountant)
         self.epsilon = float(epsilon)
         self.delta = float(delta)
         self.accountant = accountant

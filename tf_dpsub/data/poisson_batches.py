@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 from scipy import stats
 
-from tf_dpsub.checks import is_int
+from tf_dpsub.checks import check_count, check_seed, is_int
 from tf_dpsub.data import row_maps, row_sources
 
 # Probability that a draw needs more rows than the capacity. Such a draw is
@@ -142,8 +142,7 @@ class PoissonBatches:
         self.batch_size = _checked_batch_size(batch_size, self.examples)
         self.sampling_rate = self.batch_size / self.examples
         self.steps_per_epoch = math.ceil(self.examples / self.batch_size)
-        if seed is not None and not (is_int(seed) and seed >= 0):
-            raise ValueError(f"Expected seed >= 0 (int) or None, got {seed!r}.")
+        check_seed(seed)
         self.seed = seed
         self._iterators: dict = collections.defaultdict(itertools.count)
         self._gather = (
@@ -172,12 +171,8 @@ class PoissonBatches:
         Raises:
             ValueError: if an argument is not a positive int.
         """
-        for name, value in (
-            ("multiple_of", multiple_of),
-            ("replicas", replicas),
-        ):
-            if not (is_int(value) and value > 0):
-                raise ValueError(f"Expected {name} >= 1 (int), got {value!r}.")
+        check_count("multiple_of", multiple_of)
+        check_count("replicas", replicas)
         rows = max(self._quantile(replicas), 1)
         return math.ceil(rows / multiple_of) * multiple_of
 
@@ -314,8 +309,7 @@ def _of_step(key, step):
 def _checked_batch_size(batch_size, examples):
     if examples < 1:
         raise ValueError("Expected at least one example, got empty data.")
-    if not (is_int(batch_size) and batch_size > 0):
-        raise ValueError(f"Expected batch_size >= 1 (int), got {batch_size!r}.")
+    check_count("batch_size", batch_size)
     if batch_size > examples:
         raise ValueError(
             f"Expected batch_size <= {examples}, the number of examples, got "

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from tf_dpsub.checks import check_choice
 from tf_dpsub.gradients.graph import (
     GraphGradients,
     MixesExamples,
@@ -64,11 +65,7 @@ def per_example_gradients(
         return GraphGradients(
             losses, flat, variables, loss_scale, may_read
         ), aux
-    if implementation not in IMPLEMENTATIONS:
-        raise ValueError(
-            f"Expected implementation in {IMPLEMENTATIONS}, got "
-            f"{implementation!r}."
-        )
+    check_choice("implementation", implementation, IMPLEMENTATIONS)
     map_function = getattr(tf, implementation)
     return one_by_one(
         loss_fn, inputs, variables, map_function, loss_scale, may_read

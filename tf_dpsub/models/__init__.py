@@ -1,8 +1,8 @@
 """The networks of the papers, as plain Keras models that return logits."""
 
-import difflib
 from collections.abc import Callable
 
+from tf_dpsub.checks import check_choice
 from tf_dpsub.models.batch_normalization import replace_batch_normalization
 from tf_dpsub.models.cnn import gep_mnist_cnn, mnist_cnn
 from tf_dpsub.models.language_models import (
@@ -82,13 +82,7 @@ def get(name: str, input_shape: tuple, num_classes: int, **kwargs):
     model = tf_dpsub.models.get("mlp", data.input_shape, data.num_classes)
     ```
     """
-    if name not in NAMES:
-        close = difflib.get_close_matches(str(name), NAMES, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise ValueError(
-            f"Expected the name of a model, one of {', '.join(NAMES)}, "
-            f"got {name!r}.{hint}"
-        )
+    check_choice("the name of a model", name, NAMES)
     return NAMES[name](
         input_shape=tuple(input_shape), num_classes=num_classes, **kwargs
     )

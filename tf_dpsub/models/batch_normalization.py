@@ -6,7 +6,7 @@ import keras
 import numpy as np
 from keras.src.models import Functional
 
-from tf_dpsub.checks import is_int
+from tf_dpsub.checks import check_count
 
 _MOST_GROUPS = 32
 # What takes the place of batch normalisation.
@@ -73,8 +73,7 @@ def replace_batch_normalization(
             f"Expected pretrained to be one of {', '.join(_PRETRAINED)}, got "
             f"{pretrained!r}."
         )
-    if groups is not None and not (is_int(groups) and groups > 0):
-        raise ValueError(f"Expected groups >= 1 (int) or None, got {groups!r}.")
+    check_count("groups", groups, optional=True)
     if not trainable_batch_normalizations(model):
         return model
     _check_is_graph_of_layers(model)
