@@ -2,7 +2,7 @@
 
 The network, the data and the settings are those of TensorFlow Privacy's own
 `tutorials/mnist_dpsgd_tutorial_keras.py`. `mnist_tf_dpsub.py` is the same
-program after it was moved here.
+program, ported to this package.
 """
 
 import numpy as np
@@ -12,12 +12,14 @@ from absl import app, flags
 from tensorflow_privacy import VectorizedDPKerasSGDOptimizer
 from tensorflow_privacy import compute_dp_sgd_privacy_statement as statement
 
-_LEARNING_RATE = flags.DEFINE_float("learning_rate", 0.15, "Of SGD.")
-_NOISE = flags.DEFINE_float("noise_multiplier", 1.1, "σ.")
-_CLIP = flags.DEFINE_float("l2_norm_clip", 1.0, "Of an example's gradient.")
-_BATCH = flags.DEFINE_integer("batch_size", 250, "Examples in a batch.")
-_EXAMPLES = flags.DEFINE_integer("examples", 60_000, "To train on.")
-_EPOCHS = flags.DEFINE_integer("epochs", 15, "Passes over the data.")
+_LEARNING_RATE = flags.DEFINE_float(
+    "learning_rate", 0.15, "Learning rate of SGD."
+)
+_NOISE = flags.DEFINE_float("noise_multiplier", 1.1, "Noise multiplier.")
+_CLIP = flags.DEFINE_float("l2_norm_clip", 1.0, "Clipping norm.")
+_BATCH = flags.DEFINE_integer("batch_size", 250, "Batch size.")
+_EXAMPLES = flags.DEFINE_integer("examples", 60_000, "Training examples.")
+_EPOCHS = flags.DEFINE_integer("epochs", 15, "Number of epochs.")
 
 
 def images(split):

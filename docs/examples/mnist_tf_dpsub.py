@@ -1,4 +1,4 @@
-"""MNIST by tf_dpsub: `mnist_tensorflow_privacy.py`, moved here."""
+"""MNIST by tf_dpsub: `mnist_tensorflow_privacy.py`, ported."""
 
 import numpy as np
 import tensorflow as tf
@@ -7,12 +7,14 @@ from absl import app, flags
 
 import tf_dpsub
 
-_LEARNING_RATE = flags.DEFINE_float("learning_rate", 0.15, "Of SGD.")
-_NOISE = flags.DEFINE_float("noise_multiplier", 1.1, "σ.")
-_CLIP = flags.DEFINE_float("l2_norm_clip", 1.0, "Of an example's gradient.")
-_BATCH = flags.DEFINE_integer("batch_size", 250, "Examples in a batch.")
-_EXAMPLES = flags.DEFINE_integer("examples", 60_000, "To train on.")
-_EPOCHS = flags.DEFINE_integer("epochs", 15, "Passes over the data.")
+_LEARNING_RATE = flags.DEFINE_float(
+    "learning_rate", 0.15, "Learning rate of SGD."
+)
+_NOISE = flags.DEFINE_float("noise_multiplier", 1.1, "Noise multiplier.")
+_CLIP = flags.DEFINE_float("l2_norm_clip", 1.0, "Clipping norm.")
+_BATCH = flags.DEFINE_integer("batch_size", 250, "Batch size.")
+_EXAMPLES = flags.DEFINE_integer("examples", 60_000, "Training examples.")
+_EPOCHS = flags.DEFINE_integer("epochs", 15, "Number of epochs.")
 
 
 def images(split):
