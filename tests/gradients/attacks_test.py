@@ -20,10 +20,10 @@ def _weight():
 def _rows(loss_fn, x, variable, implementation):
     @tf.function(autograph=False)
     def compute(x):
-        found, _ = gradients.per_example_gradients(
+        per_example, _ = gradients.per_example_gradients(
             lambda batch: (loss_fn(batch), None), x, [variable], implementation
         )
-        return found.rows(variable)
+        return per_example.rows(variable)
 
     return compute(tf.constant(x)).numpy()
 

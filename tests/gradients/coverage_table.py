@@ -1,4 +1,4 @@
-"""The table of which layer and loss of Keras takes which engine.
+"""Table of the engine for each layer and each loss of Keras.
 
 `python -m tests.gradients.coverage_table` makes `docs/engine_coverage.md` anew.
 """
@@ -73,7 +73,7 @@ def behind_weights(layer: Callable, *shapes):
 
 
 def of_data(layer: Callable, *shapes, dtype=None):
-    """A layer of the data themselves, before a trained head."""
+    """A layer on the data themselves, before a trained head."""
     inputs = [keras.Input(shape, dtype=dtype) for shape in shapes]
     return keras.Model(inputs, _head(layer(*inputs)))
 
@@ -143,7 +143,7 @@ def _of_cell(cell):
     return _recurrent(layers.RNN(cell))
 
 
-# By its call: a function that makes a model, whose inputs are a list.
+# Functions that make a model, whose inputs are a list, by the layer's call.
 LAYERS = {
     "Activation": lambda: behind_weights(layers.Activation("gelu"), VECTORS),
     "ActivityRegularization": lambda: behind_weights(
@@ -355,7 +355,7 @@ def _spec(*shape, dtype="float32"):
     return tf.TensorSpec([BATCH, *shape], dtype)
 
 
-# By its call: arguments of the loss, its targets, and the outputs' shape.
+# Arguments, targets and the outputs' shape, by the call of the loss.
 LOSSES = {
     "BinaryCrossentropy": ({"from_logits": True}, _spec(CLASSES), [CLASSES]),
     "BinaryFocalCrossentropy": (
@@ -402,7 +402,7 @@ def of_loss(name):
 
 
 def of_layer(name):
-    """The same for a layer."""
+    """A loss of one number per example, inputs and a model of a layer."""
     model = LAYERS[name]()
     if isinstance(model, OfImages):
         specs = [_spec(*IMAGES)]
@@ -421,12 +421,11 @@ def of_layer(name):
 
 
 def engine(loss_fn: Callable, inputs, model):
-    """Which engine computes per-example gradients, and why no other.
+    """Engine that computes per-example gradients, with the reason.
 
     Returns:
-        A pair of strings: what is taken, and why it is not the graph.
+        A pair of strings: the engine, and why it is not the graph.
     """
-
     states = step_states.StepStates(model)
 
     def traced(implementation):
@@ -473,18 +472,18 @@ def _short(error):
 
 
 def sections():
-    """Names of all layers and losses of Keras, by what they are for."""
-    found = {}
+    """Names of all layers and losses of Keras, by section."""
+    names_by_title = {}
     for name, kind in inspect.getmembers(layers, inspect.isclass):
         if issubclass(kind, layers.Layer) and name == kind.__name__:
             package = kind.__module__.split(".")
             title = package[-2] if "image" in package[-2] else package[3]
-            found.setdefault(title, []).append(name)
-    found.pop("layer", None)
+            names_by_title.setdefault(title, []).append(name)
+    names_by_title.pop("layer", None)
     return {
         **{
             f"Layers: {title.replace('_', ' ')}": names
-            for title, names in sorted(found.items())
+            for title, names in sorted(names_by_title.items())
         },
         "Losses": [
             name
@@ -495,7 +494,7 @@ def sections():
 
 
 def rows(section, names):
-    """Rows of a table: the call, its engine, and why it is no other."""
+    """Rows of a table: the call, its engine and the reason."""
     for name in names:
         if name in NOT_TRIED:
             yield name, "-", NOT_TRIED[name]
@@ -511,7 +510,7 @@ def rows(section, names):
 
 
 def published():
-    """Rows of the page, by their calls: `(call, engine, reason)`."""
+    """Rows of the published page, `(call, engine, reason)`, by call."""
     cells = re.findall(
         r"^\| `(.*?)` \| (.*?) \| (.*?) ?\|$", PAGE.read_text("utf-8"), re.M
     )

@@ -1,4 +1,4 @@
-"""The published table of engines is that of this version."""
+"""The published table of engines agrees with this version."""
 
 import keras
 import pytest
@@ -7,7 +7,7 @@ from tests.gradients import coverage_table
 
 
 def test_every_layer_and_loss_has_a_row():
-    """A new one is given a model to be tried in, and a row."""
+    """A new layer or loss needs a model to try it in, and a row."""
     published = {call.split("(")[0] for call in coverage_table.published()}
     missing = [
         name

@@ -1,4 +1,4 @@
-"""Layers that would fool a walk over the graph, and what must come of them.
+"""Layers that could fool a walk over the graph, and their expected outcomes.
 
 Each case is a function of a layer and its input. Sizes collide on purpose: the
 batch, the sequence and the features are all six, so that no shape tells one
@@ -19,7 +19,7 @@ CLASSES = 3
 
 CASES = {}
 
-# What must come of a case.
+# Expected outcomes of a case.
 PROVED = "proved"  # the graph implementation must give the truth
 EITHER = "either"  # it may give the truth or raise Unproven
 REFUSED = "refused"  # nothing is mixed, but it must raise Unproven
@@ -35,7 +35,7 @@ class Case:
     Args:
         function: callable. Of (layer, x) to `[batch, 6]`; of (layer, losses,
             x, y) to losses where `on_losses`.
-        expected: str, what must come of it.
+        expected: str, one of the outcomes above.
         kernels: int, number of kernels `[6, 6]` that the layer owns.
         inputs: str, `"vectors"` `[6, 6]`, `"sequences"` `[6, 6, 6]`,
             `"images"` `[6, 6, 6, 6]` or `"ids"` `[6, 6]`.
@@ -52,7 +52,7 @@ class Case:
     on_losses: bool
 
     def problem(self, detached=False):
-        """Returns a fresh `Problem` of this case.
+        """Builds a fresh `Problem` of this case.
 
         Args:
             detached: bool, whether no gradient passes through the layer, so
@@ -93,7 +93,7 @@ class Case:
 
 
 class HostileLayer(keras.layers.Layer):
-    """Owns what the cases use: kernels, states, a seed, a hidden variable."""
+    """Layer with all that cases use: kernels, states, a seed, a hidden one."""
 
     def __init__(self, case):
         super().__init__()
@@ -444,15 +444,15 @@ def _steps(body, *initial, count=3):
 
 @hostile(PROVED, inputs="sequences", kernels=2)
 def recurrence(layer, x):
-    """Every entry of what it keeps of its steps is read."""
-    kept = tf.TensorArray(tf.float32, 3, element_shape=(_batch(x), SIZE))
+    """Every entry that is kept of its steps is read."""
+    states = tf.TensorArray(tf.float32, 3, element_shape=(_batch(x), SIZE))
 
-    def body(i, h, kept):
+    def body(i, h, states):
         h = tf.tanh(tf.gather(x, i, axis=1) @ layer.kernel + h @ layer.second)
-        return h, kept.write(i, h)
+        return h, states.write(i, h)
 
-    _, kept = _steps(body, tf.zeros((_batch(x), SIZE)), kept)
-    return tf.reduce_sum(kept.stack() ** 2, 0)
+    _, states = _steps(body, tf.zeros((_batch(x), SIZE)), states)
+    return tf.reduce_sum(states.stack() ** 2, 0)
 
 
 @hostile(PROVED, inputs="sequences")
@@ -485,12 +485,14 @@ def kernel_changed_by_loop(layer, x):
 
 @hostile(EITHER)
 def kernel_kept_in_list_by_loop(layer, x):
-    kept = tf.TensorArray(tf.float32, 3, element_shape=(SIZE, SIZE))
-    (kept,) = _steps(
-        lambda i, kept: (kept.write(i, tf.cast(i, tf.float32) * layer.kernel),),
-        kept,
+    kernels = tf.TensorArray(tf.float32, 3, element_shape=(SIZE, SIZE))
+    (kernels,) = _steps(
+        lambda i, kernels: (
+            kernels.write(i, tf.cast(i, tf.float32) * layer.kernel),
+        ),
+        kernels,
     )
-    return x @ tf.reduce_sum(kept.stack(), 0)
+    return x @ tf.reduce_sum(kernels.stack(), 0)
 
 
 @hostile(EITHER)
@@ -637,7 +639,7 @@ def selected_by_a_vector_of_the_batch(layer, x):
 
 @hostile(PROVED, inputs="sequences")
 def convolution_in_a_function(layer, x):
-    """In which its tensors get one axis more."""
+    """Inside of the function, its tensors have one more axis."""
     convolve = tf.function(lambda x, w: tf.nn.conv1d(x, w, 1, "SAME"))
     kernel = -tf.reshape(tf.transpose(layer.kernel), [1, SIZE, SIZE])
     return tf.reduce_max(convolve(x, kernel), 1)
@@ -668,8 +670,8 @@ def images_moved_alike(layer, x):
 
 @hostile(PROVED, inputs="images")
 def images_moved_by_themselves(layer, x):
-    own = _transforms(x[:, 0, 0])
-    return tf.reduce_max(_moved(x, own) @ layer.kernel, [1, 2])
+    transforms = _transforms(x[:, 0, 0])
+    return tf.reduce_max(_moved(x, transforms) @ layer.kernel, [1, 2])
 
 
 @hostile(PROVED, inputs="images")
@@ -680,9 +682,9 @@ def contrast_of_each_image(layer, x):
 
 @hostile(PROVED, inputs="images")
 def slice_that_begins_anywhere(layer, x):
-    """Where it begins is known when the layer runs."""
-    at = tf.cast(layer.state[0], tf.int32)
-    h = (x @ layer.kernel)[:, at : at + 3]
+    """The slice begins at a value that is known when the layer runs."""
+    begin = tf.cast(layer.state[0], tf.int32)
+    h = (x @ layer.kernel)[:, begin : begin + 3]
     return tf.reduce_max(tf.image.resize(h, [2, 2]), [1, 2])
 
 
@@ -694,7 +696,7 @@ def spectrum_of_features(layer, x):
 
 @hostile(PROVED, inputs="ids")
 def ids_counted_for_each(layer, x):
-    """The size is computed from all ids, and then is the same for all."""
+    """The size is computed from all ids, but is the same for all."""
     counts = tf.math.bincount(x, minlength=SIZE, maxlength=SIZE, axis=-1)
     counts.set_shape(x.shape)
     return tf.cast(counts, tf.float32) @ layer.kernel
@@ -703,8 +705,8 @@ def ids_counted_for_each(layer, x):
 @hostile(PROVED, inputs="ids")
 def ids_looked_up(layer, x):
     table = layer.lookup_table(np.arange(SIZE), np.arange(SIZE)[::-1])
-    found = tf.one_hot(table.lookup(x), SIZE)
-    return tf.reduce_max(found @ layer.kernel, 1)
+    values = tf.one_hot(table.lookup(x), SIZE)
+    return tf.reduce_max(values @ layer.kernel, 1)
 
 
 @hostile(PROVED)
@@ -1330,7 +1332,7 @@ def loop_starts_from_places(layer, x):
 
 @hostile(MIXES)
 def loop_counts_places(layer, x):
-    """What it carries is public, and the same at every place at first."""
+    """The carried value is public, and alike at all places at first."""
 
     def body(i, h, count):
         return tf.tanh(h @ layer.kernel + count), count + places
@@ -1351,7 +1353,7 @@ def loop_reads_places_from_list(layer, x):
 
 @hostile(MIXES)
 def entries_kept_by_place(layer, x):
-    """Which entries of a row a triangle keeps follows from its place."""
+    """The entries that a triangle keeps of a row follow from its place."""
     return tf.linalg.band_part(x @ layer.kernel, 0, -1)
 
 
@@ -1376,10 +1378,10 @@ def bias_that_is_the_same_at_all_places(layer, x):
 
 
 def _missing(layer, x, default):
-    """What a table without entries tells of the examples."""
-    found = layer.table.lookup(tf.cast(x[:, :1], tf.int64), default)
-    found.set_shape([_batch(x), 1])
-    return found
+    """Values that an empty table gives for keys of the examples."""
+    values = layer.table.lookup(tf.cast(x[:, :1], tf.int64), default)
+    values.set_shape([_batch(x), 1])
+    return values
 
 
 @hostile(MIXES)
@@ -1395,20 +1397,20 @@ def default_of_table(layer, x):
 
 @hostile(MIXES)
 def loop_keeps_batch_sum_in_list(layer, x):
-    kept = tf.TensorArray(
+    sums = tf.TensorArray(
         tf.float32, 4, element_shape=(SIZE,), clear_after_read=False
     ).unstack(tf.zeros((4, SIZE)))
 
-    def body(i, h, kept):
-        h = tf.tanh(h @ layer.kernel + kept.read(i))
-        return h, kept.write(i + 1, tf.reduce_sum(h, 0))
+    def body(i, h, sums):
+        h = tf.tanh(h @ layer.kernel + sums.read(i))
+        return h, sums.write(i + 1, tf.reduce_sum(h, 0))
 
-    return _steps(body, x, kept)[0]
+    return _steps(body, x, sums)[0]
 
 
 @hostile(MIXES)
 def loop_transposes(layer, x):
-    """Whether an example is a row or a column changes with every step."""
+    """Examples are rows and columns in turn, step by step."""
     return _steps(lambda i, h: (tf.transpose(tf.tanh(h @ layer.kernel)),), x)[0]
 
 
@@ -1544,17 +1546,17 @@ def ids_counted_up_to_the_largest(layer, x):
 
 @hostile(MIXES)
 def count_of_what_is_clamped(layer, x):
-    """The values are zero in any case: how many there are is not."""
-    found = tf.cast(tf.where(x[:, 0] > 0.0), tf.int32)
-    count = tf.size(tf.minimum(tf.maximum(found, 0), 0))
+    """The values are zero in any case, but their number may vary."""
+    positions = tf.cast(tf.where(x[:, 0] > 0.0), tf.int32)
+    count = tf.size(tf.minimum(tf.maximum(positions, 0), 0))
     return (x @ layer.kernel) * tf.cast(count, tf.float32)
 
 
 @hostile(MIXES)
 def count_of_what_is_clamped_and_given_a_shape(layer, x):
-    """No shape that is set is checked when the graph runs."""
-    found = tf.cast(tf.where(x[:, 0] > 0.0), tf.int32)
-    zeros = tf.minimum(tf.maximum(found, 0), 0)
+    """A shape that was set is not checked when the graph runs."""
+    positions = tf.cast(tf.where(x[:, 0] > 0.0), tf.int32)
+    zeros = tf.minimum(tf.maximum(positions, 0), 0)
     if tf.inside_function():
         zeros.set_shape([SIZE, 1])
     count = tf.raw_ops.Size(input=zeros)

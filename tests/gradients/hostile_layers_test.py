@@ -10,7 +10,7 @@ from tf_dpsub import gradients
 CASES = hostile_layers.CASES
 TOLERANCE = 1e-5
 
-# What each expectation allows the graph implementation to raise.
+# Errors that the graph implementation may raise, by expectation.
 ERRORS = {
     hostile_layers.PROVED: (),
     hostile_layers.EITHER: (gradients.Unproven,),
@@ -92,7 +92,7 @@ def test_mixing_is_found_without_its_gradient(name):
 
 
 def mixing_error(problem):
-    """How far one example alone is from the same one in its batch."""
+    """Relative error of rows in a batch, against each example alone."""
     alone = model_zoo.rows_alone(problem)
     c = model_zoo.coefficients(problem)
     return max(
@@ -119,7 +119,7 @@ def test_mixing_case_mixes(name):
 
 
 def test_faint_mixing_passes_every_comparison():
-    """Why the proof may not rest on numbers."""
+    """This is why the proof may not rest on numbers."""
     assert mixing_error(CASES["faint_batch_mean"].problem()) < TOLERANCE
 
 
@@ -143,7 +143,7 @@ def test_faint_mixing_passes_every_comparison():
     ],
 )
 def test_fallback_sees_one_example(name, implementation):
-    """One example at a time is right whatever the layer does in a batch."""
+    """One example at a time is right whatever a layer does in a batch."""
     problem = CASES[name].problem()
     measured = model_zoo.measure(problem, implementation)
     assert_truth(problem, measured, model_zoo.rows_alone(problem))
@@ -169,7 +169,7 @@ def test_fallback_sees_one_example(name, implementation):
     ],
 )
 def test_fallback_refuses_states(name, implementation):
-    """Run one at a time, the examples would still meet in the state."""
+    """Even one at a time, examples would meet in the state."""
     problem = CASES[name].problem()
     with pytest.raises(ERRORS[CASES[name].expected]):
         model_zoo.measure(problem, implementation)
@@ -225,10 +225,10 @@ def test_error_keeps_its_type_through_autograph(name, error):
 
     @tf.function
     def step(inputs):
-        operator, _ = gradients.per_example_gradients(
+        rows, _ = gradients.per_example_gradients(
             problem.loss_fn, inputs, problem.variables
         )
-        return operator.sq_norms()
+        return rows.sq_norms()
 
     with pytest.raises(error):
         step(problem.inputs)
@@ -242,10 +242,10 @@ def test_refuses_a_batch_of_unknown_size():
 
     @tf.function(input_signature=signature)
     def step(x, y):
-        operator, _ = gradients.per_example_gradients(
+        rows, _ = gradients.per_example_gradients(
             problem.loss_fn, (x, y), problem.variables
         )
-        return operator.sq_norms()
+        return rows.sq_norms()
 
     with pytest.raises((gradients.Unproven, ValueError)):
         step(*problem.inputs)
@@ -262,10 +262,10 @@ def test_tensor_that_is_no_input_is_not_public(axis, inside_loop):
             losses, aux = problem.loss_fn(inputs)
             return losses * tf.reduce_mean(hidden, axis), aux
 
-        operator, _ = gradients.per_example_gradients(
+        rows, _ = gradients.per_example_gradients(
             loss_fn, inputs, problem.variables
         )
-        return operator.sq_norms()
+        return rows.sq_norms()
 
     @tf.function(autograph=False)
     def step(inputs, hidden):
@@ -295,12 +295,12 @@ def test_refuses_losses_that_are_no_vector(reduce):
 
     @tf.function(autograph=False)
     def step(inputs):
-        operator, _ = gradients.per_example_gradients(
+        rows, _ = gradients.per_example_gradients(
             lambda inputs: (reduce(problem.loss_fn(inputs)[0]), None),
             inputs,
             problem.variables,
         )
-        return operator.sq_norms()
+        return rows.sq_norms()
 
     with pytest.raises((gradients.Unproven, ValueError)):
         step(problem.inputs)

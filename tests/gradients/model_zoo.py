@@ -1,4 +1,4 @@
-"""Small models that per-example gradients must get right, and the truth."""
+"""Small models, and their true per-example gradients."""
 
 import dataclasses
 import functools
@@ -19,7 +19,7 @@ BATCH = 5
 CLASSES = 3
 VOCABULARY = 20
 
-# The truth of a bfloat16 layer is itself a bfloat16 product: 8 bits.
+# The true gradient of a bfloat16 layer is itself a bfloat16 product: 8 bits.
 BFLOAT16 = 2e-2
 
 ZOO = {}
@@ -59,7 +59,7 @@ class Problem:
             _resource(state).assign(value)
 
     def alone(self, i):
-        """Returns the inputs that hold example i only, and its index."""
+        """Inputs that hold example `i` only, and its index."""
         if not self.positional:
             return tf.nest.map_structure(lambda t: t[i : i + 1], self.inputs), 0
 
@@ -73,7 +73,7 @@ class Problem:
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """What the operator says of a problem, as NumPy arrays."""
+    """Results of all methods of `PerExampleGradients`, as NumPy arrays."""
 
     valid: np.ndarray
     sq_norms: np.ndarray
@@ -125,7 +125,7 @@ def _gradient(tape, loss, variables):
 
 
 def rows_alone(problem):
-    """The truth: the gradient of each example's loss, seen alone.
+    """True rows: the gradient of each example's loss, seen alone.
 
     Returns:
         A list of arrays `[batch, *variable.shape]`, one for each variable.
@@ -142,7 +142,7 @@ def rows_alone(problem):
 
 
 def rows_in_batch(problem):
-    """The gradient of each example's loss when all are computed together."""
+    """Gradient of each example's loss when all are computed together."""
     problem.restore()
     with tf.GradientTape(persistent=True) as tape:
         losses = problem.loss_fn(problem.inputs)[0]
@@ -153,7 +153,7 @@ def rows_in_batch(problem):
 
 
 def gradient_of_weighted_loss(problem, coefficients):
-    """The gradient of the losses' weighted sum: one backward pass."""
+    """Gradient of the losses' weighted sum: one backward pass."""
     problem.restore()
     with tf.GradientTape() as tape:
         losses = problem.loss_fn(problem.inputs)[0]
@@ -166,7 +166,7 @@ def weighted(rows, coefficients):
 
 
 def norms(rows):
-    """Each example's norm over all variables, in float64: `[batch]`."""
+    """Norms of examples over all variables, in float64: `[batch]`."""
     squares = [np.square(r, dtype="float64") for r in rows]
     return np.sqrt(sum(s.reshape(len(s), -1).sum(1) for s in squares))
 
@@ -176,7 +176,7 @@ def coefficients(problem):
 
 
 def relative_error(computed, truth):
-    """Returns max over variables of ‖computed − truth‖_F / ‖truth‖_F.
+    """Maximum over variables of ‖computed − truth‖_F / ‖truth‖_F.
 
     Where the true gradient of a variable vanishes (the bias of attention's
     keys), so that its float32 figure is rounding alone, the denominator is a
@@ -197,20 +197,20 @@ def traced(problem, implementation="graph"):
 
     @tf.function(autograph=False)
     def step(inputs, coefficients):
-        operator, _ = gradients.per_example_gradients(
+        rows, _ = gradients.per_example_gradients(
             problem.loss_fn,
             inputs,
             problem.variables,
             implementation=implementation,
         )
         return Measured(
-            valid=operator.valid,
-            sq_norms=operator.sq_norms(),
-            sq_norms_of=[operator.sq_norms([v]) for v in problem.variables],
-            sq_norm_bounds=operator.sq_norm_bounds(),
-            rows=[operator.rows(v) for v in problem.variables],
-            weighted_sum=operator.weighted_sum(coefficients),
-            gram=operator.gram(),
+            valid=rows.valid,
+            sq_norms=rows.sq_norms(),
+            sq_norms_of=[rows.sq_norms([v]) for v in problem.variables],
+            sq_norm_bounds=rows.sq_norm_bounds(),
+            rows=[rows.rows(v) for v in problem.variables],
+            weighted_sum=rows.weighted_sum(coefficients),
+            gram=rows.gram(),
         ).__dict__
 
     def run(inputs, coefficients):
@@ -235,7 +235,7 @@ def cross_entropy(labels, logits):
 
 
 def _vary(variables, rng):
-    """Moves weights off their zeros and ones, which would hide errors."""
+    """Changes weights that are zero or one, which would hide errors."""
     for v in variables:
         v.assign(v + 0.2 * rng.normal(size=v.shape))
 

@@ -14,7 +14,7 @@ REFUSED = [name for name, entry in ZOO.items() if not entry.proved]
 
 @functools.cache
 def truth(name):
-    """Returns a problem of the zoo, and its rows, one example at a time."""
+    """A problem of the zoo, and its rows, one example at a time."""
     problem = ZOO[name].build()
     return problem, model_zoo.rows_alone(problem)
 
@@ -54,7 +54,7 @@ def test_graph_equals_truth(name):
 
 @pytest.mark.parametrize("name", PROVED)
 def test_norms_and_sums_are_of_the_rows(name):
-    """Norm and sum come of the same numbers, in whatever precision."""
+    """Norm and sum are computed from the same numbers in any precision."""
     problem = truth(name)[0]
     measured = measured_by_graph(name)
     for v, rows, sq_norms, total in zip(
@@ -90,7 +90,7 @@ def test_norms_and_sums_are_of_the_rows(name):
 
 @pytest.mark.parametrize("name", PROVED)
 def test_inner_products_are_of_the_rows(name):
-    """Also where they are taken without them, from the factors of a row."""
+    """This includes products computed from factors, without rows."""
     measured = measured_by_graph(name)
     flat = [rows.reshape(len(rows), -1) for rows in measured.rows]
     products = sum(rows.astype("float64") @ rows.T for rows in flat)
@@ -157,9 +157,9 @@ def test_aux_is_passed_on(implementation):
         )[1]
 
     expected = problem.loss_fn(problem.inputs)[1]
-    found = step(problem.inputs)
-    assert found.keys() == expected.keys()
-    np.testing.assert_allclose(found["logits"], expected["logits"], rtol=1e-5)
+    aux = step(problem.inputs)
+    assert aux.keys() == expected.keys()
+    np.testing.assert_allclose(aux["logits"], expected["logits"], rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -170,14 +170,14 @@ def test_norms_of_some_variables(implementation):
 
     @tf.function(autograph=False)
     def step(inputs):
-        operator, _ = gradients.per_example_gradients(
+        rows, _ = gradients.per_example_gradients(
             problem.loss_fn,
             inputs,
             problem.variables,
             implementation=implementation,
         )
         some = [problem.variables[2], problem.variables[0]]
-        return operator.sq_norms(some)
+        return rows.sq_norms(some)
 
     np.testing.assert_allclose(
         np.sqrt(step(problem.inputs)),
@@ -198,13 +198,13 @@ def test_microbatches_in_a_loop(name):
     @tf.function(autograph=False)
     def step(inputs, passes):
         def body(i, norms, sums):
-            operator, _ = gradients.per_example_gradients(
+            rows, _ = gradients.per_example_gradients(
                 problem.loss_fn,
                 tf.nest.map_structure(lambda t: t[i], inputs),
                 problem.variables,
             )
-            more = operator.weighted_sum(tf.constant(c))
-            norms = norms + operator.sq_norms()
+            more = rows.weighted_sum(tf.constant(c))
+            norms = norms + rows.sq_norms()
             return i + 1, norms, [s + m for s, m in zip(sums, more)]
 
         zeros = [tf.zeros(v.shape) for v in problem.variables]
@@ -230,10 +230,10 @@ def test_compiled_by_xla(name):
 
     @tf.function(jit_compile=True, autograph=False)
     def step(inputs, c):
-        operator, _ = gradients.per_example_gradients(
+        rows, _ = gradients.per_example_gradients(
             problem.loss_fn, inputs, problem.variables
         )
-        return operator.sq_norms(), operator.weighted_sum(c)
+        return rows.sq_norms(), rows.weighted_sum(c)
 
     c = model_zoo.coefficients(problem)
     sq_norms, sums = step(problem.inputs, tf.constant(c))

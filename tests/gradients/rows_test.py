@@ -9,7 +9,7 @@ from tf_dpsub.gradients.rows import add_in_order
 
 @pytest.fixture
 def unchanged_graphs():
-    """Graphs run as they are written, so that AddN may pick its order."""
+    """Runs graphs unoptimized, so that AddN may choose its order."""
     options = tf.config.optimizer.get_experimental_options()
     tf.config.optimizer.set_experimental_options(
         {"disable_meta_optimizer": True}

@@ -1,4 +1,4 @@
-"""Which implementation is chosen, and what the log says of it."""
+"""The choice of an implementation, and its line in the log."""
 
 import logging.handlers
 
@@ -33,7 +33,7 @@ def _model(shape, *layers):
 
 
 class _WithoutRule(keras.layers.Layer):
-    """Keeps examples apart by an operation that no rule tells of."""
+    """A layer that keeps examples apart by an operation without a rule."""
 
     def call(self, x):
         return x * tf.math.betainc(1.0, 1.0, keras.ops.sigmoid(x))
@@ -53,18 +53,18 @@ def test_an_unproved_model_falls_back_in_one_line(caplog):
     assert chosen in message and "Betainc" in message
 
 
-def test_tensorflow_does_not_tell_what_it_cannot_convert():
+def test_failed_conversions_are_not_logged():
     model = _model((None,), L.Embedding(9, 3), L.LSTM(2), _WithoutRule())
-    told = logging.handlers.BufferingHandler(capacity=100)
+    records = logging.handlers.BufferingHandler(capacity=100)
     log = tf.get_logger()
-    log.addHandler(told)
+    log.addHandler(records)
     try:
         level = log.level
         assert _select(model, (5,), tf.int32) == "map_fn"
         assert log.level == level
     finally:
-        log.removeHandler(told)
-    assert not told.buffer
+        log.removeHandler(records)
+    assert not records.buffer
 
 
 def test_graph_alone_raises_where_nothing_is_proved():
@@ -74,7 +74,7 @@ def test_graph_alone_raises_where_nothing_is_proved():
 
 
 class _Mode(keras.layers.Layer):
-    """Subtracts the most frequent of the values, rounded down."""
+    """A layer that subtracts the most frequent of the rounded values."""
 
     def call(self, x):
         counts = tf.math.bincount(tf.cast(tf.reshape(x, [-1]), tf.int32))
@@ -89,7 +89,7 @@ class _Positive(keras.layers.Layer):
 
 @pytest.mark.parametrize("layer", [_Mode, _Positive])
 def test_a_map_that_would_fail_when_it_runs_is_not_taken(layer):
-    """TensorFlow traces it, and then cannot stack what differs in shape."""
+    """TensorFlow traces it, but cannot stack results of different shapes."""
     model = _model((3,), layer(), L.Dense(2))
     assert _select(model, (3,), requested="vectorized_map") == "map_fn"
 
@@ -127,7 +127,7 @@ def test_a_walk_that_differs_from_the_gradient_is_not_used(monkeypatch, caplog):
 
 
 def test_the_check_of_two_inputs_gives_them_different_ones():
-    """Of equal ones, a difference would have no gradient to compare."""
+    """The difference of equal inputs would have no gradient to compare."""
     tower = _model((3,), L.Dense(2))
 
     def loss_fn(batch):
@@ -170,7 +170,7 @@ class _Noisy(keras.layers.Layer):
 def test_the_check_repeats_a_forward_pass_that_states_determine(
     make, forward_passes
 ):
-    """Then rows and the ordinary gradient are never in memory together."""
+    """So rows and the ordinary gradient are never in memory together."""
     model = keras.Sequential([L.Dense(2), make()])
     model.build((4, 3))
     traced = []

@@ -65,12 +65,14 @@ MIXING_FALLBACKS = [
 
 
 def taint(inputs, i, factor):
-    """Returns the inputs with every example but i made unlike itself."""
+    """Inputs with every example but `i` changed."""
 
     def others(t):
-        kept = t.numpy()
-        changed = kept * factor if t.dtype.is_floating else np.roll(kept, 1, 0)
-        changed[i] = kept[i]
+        values = t.numpy()
+        changed = (
+            values * factor if t.dtype.is_floating else np.roll(values, 1, 0)
+        )
+        changed[i] = values[i]
         return tf.constant(changed)
 
     return tf.nest.map_structure(others, inputs)
@@ -121,11 +123,11 @@ def test_fallback_unmixes_rows(name, implementation):
 
 
 IMPLEMENTATIONS = ["graph", "vectorized_map", "map_fn"]
-BAD = 2  # the example that is spoilt
+BAD = 2  # the example whose entry is replaced
 
 
 def spoil(inputs, value):
-    """Returns the inputs with one entry of one example replaced."""
+    """Inputs with one entry of one example replaced."""
     x, y = inputs
     spoilt = x.numpy()
     spoilt[BAD].flat[0] = value

@@ -8,11 +8,11 @@ from tf_dpsub import gradients
 from tf_dpsub.gradients import vectorized
 
 
-def test_what_runs_in_loops_is_no_flood_of_warnings(caplog):
+def test_operations_run_in_loops_without_warnings(caplog):
     kernel = keras.Variable(np.ones([3]), dtype="float32")
 
     def loss_fn(batch):
-        # TensorFlow has no converter of it.
+        # TensorFlow has no converter for this operation.
         moved = tf.raw_ops.ImageProjectiveTransformV3(
             images=batch["x"][:, None, :, None],
             transforms=[[1.0, 0, 0, 0, 1, 0, 0, 0]],
@@ -26,11 +26,11 @@ def test_what_runs_in_loops_is_no_flood_of_warnings(caplog):
     log = tf.get_logger()
     log.addHandler(caplog.handler)
     try:
-        found, _ = vectorized.one_by_one(
+        rows, _ = vectorized.one_by_one(
             loss_fn, batch, [kernel], may_read=gradients.Sources([kernel], [])
         )
     finally:
         log.removeHandler(caplog.handler)
-    np.testing.assert_allclose(found.sq_norms(), [14.0, 9.0])
+    np.testing.assert_allclose(rows.sq_norms(), [14.0, 9.0])
     assert vectorized.vectorizes(loss_fn, batch, [kernel])
     assert "while_loop" not in caplog.text

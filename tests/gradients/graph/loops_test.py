@@ -15,7 +15,7 @@ X = np.random.default_rng(0).normal(size=(BATCH, STEPS, 3)).astype("float32")
 
 
 class _Cell(keras.layers.Layer):
-    """Scales by a weight, and reads another one transposed."""
+    """A cell that scales by a weight and reads another one transposed."""
 
     state_size = 2
 
@@ -81,18 +81,18 @@ def test_rows_are_those_of_one_example(layer):
 
 
 def _sites(problem):
-    found = []
+    sites = []
 
     @tf.function(autograph=False)
     def step(x):
         rows, _ = gradients.per_example_gradients(
             problem.loss_fn, x, problem.variables
         )
-        found.extend(site for site, _ in rows._parts.values())
+        sites.extend(site for site, _ in rows._parts.values())
         return rows.sq_norms()
 
     step.get_concrete_function(problem.inputs)
-    return found
+    return sites
 
 
 def test_steps_are_terms_of_one_site():
@@ -123,17 +123,17 @@ def test_the_graph_does_not_grow_with_the_steps():
 
 def test_a_loop_adds_nothing_to_what_the_model_computes():
     problem = _problem(L.GRU(2))
-    found = []
+    traced_losses = []
 
     def observed(x):
         losses, aux = problem.loss_fn(x)
-        found.append(losses)
+        traced_losses.append(losses)
         return losses, aux
 
     @tf.function(autograph=False)
     def step(x):
         gradients.per_example_gradients(observed, x, problem.variables)
-        return found[0]
+        return traced_losses[0]
 
     np.testing.assert_array_equal(
         step(problem.inputs),

@@ -1,4 +1,4 @@
-"""Rules of single operations: what is claimed of an axis holds, bit for bit.
+"""Rules of single operations: what they claim of an axis holds bit for bit.
 
 All axes have the size of the batch, which is put on each of them in turn.
 """
@@ -50,9 +50,9 @@ def _counted(x):
 
 def _sliced(x):
     at = tf.cast(START, tf.int32)
-    kept = x[:, at : at + 3]
-    kept.set_shape([SIZE, 3, SIZE])
-    return kept
+    window = x[:, at : at + 3]
+    window.set_shape([SIZE, 3, SIZE])
+    return window
 
 
 # The operation, the rank of its input, and on how many of its axes a batch
@@ -115,7 +115,7 @@ CASES = {
 
 
 def _slices(output, state, i):
-    """What belongs to an example."""
+    """Slices that belong to an example."""
     shape = list(output.shape)
     axis = state.axis
     parts = output.reshape(
@@ -158,7 +158,7 @@ def test_an_example_keeps_to_its_slices(name):
 
 
 def test_rule_says_which_inputs_every_example_sees_whole():
-    """What no rule names might be met by the batch, place by place."""
+    """An input that no rule names might differ from place to place."""
     with tf.Graph().as_default():
         op = tf.nn.bias_add(tf.zeros([2, SIZE]), tf.zeros([SIZE])).op
     states = [PerExample(1, 1, 1), PUBLIC]

@@ -1,4 +1,4 @@
-"""Every way in which a site can compute norms and sums gives the same."""
+"""All ways in which a site can compute norms and sums agree."""
 
 import keras
 import numpy as np
@@ -53,12 +53,12 @@ def _gradients(model, x, implementation):
 
 
 def _assert_same(model, x):
-    found = _gradients(model, x, "graph")
+    results = _gradients(model, x, "graph")
     expected = _gradients(model, x, "map_fn")
-    bounds, norms = found.pop("bounds"), expected["norms"]
+    bounds, norms = results.pop("bounds"), expected["norms"]
     expected.pop("bounds")
     assert np.all(bounds >= norms)
-    for a, b in zip(tf.nest.flatten(found), tf.nest.flatten(expected)):
+    for a, b in zip(tf.nest.flatten(results), tf.nest.flatten(expected)):
         scale = np.max(np.abs(b)) + 1e-30
         np.testing.assert_allclose(a / scale, b / scale, atol=2e-6)
 
@@ -103,7 +103,7 @@ MODELS = {
 
 @pytest.fixture(params=[True, False], ids=["kept", "formed_again"])
 def rows_kept(request, monkeypatch):
-    """Rows are kept if there is a choice, or never."""
+    """Keeps rows wherever there is a choice, or never."""
     if not request.param:
         monkeypatch.setattr(sites, "KEPT_ROWS", 0)
         monkeypatch.setattr(convolutions, "KEPT_TIMES", 0)
@@ -125,7 +125,7 @@ def test_sites_equal_one_example_at_a_time(rows_kept, name):
 def test_nothing_made_of_an_operand_waits_for_the_gradient(
     rows_kept, monkeypatch, name
 ):
-    """Else a step's peak holds copies of all inputs of all layers."""
+    """Otherwise, a step's peak would hold copies of all layers' inputs."""
     monkeypatch.setattr(sites, "LARGE", 0)
     model, x = _model_of(name)
     forward = []
@@ -192,25 +192,25 @@ def test_tied_table(rows_kept):
 
 
 def test_steps_of_a_loop_are_terms_of_one_site():
-    """Else each has rows of its own, and all of them are added up."""
+    """Otherwise, each step would store rows, to be added up."""
     model, x = _model_of("steps_gram")
-    found = []
+    sites = []
 
     @tf.function(autograph=False)
     def compute(x, y):
         rows, _ = gradients.per_example_gradients(
             _losses(model), (x, y), model.trainable_variables, "graph"
         )
-        found.extend(site for site, _ in rows._parts.values())
+        sites.extend(site for site, _ in rows._parts.values())
         return rows.sq_norms()
 
     compute(x, np.zeros(BATCH, "f"))
-    assert found[0].terms == 3
+    assert sites[0].terms == 3
 
 
 @pytest.mark.parametrize("implementation", ["graph", "map_fn"])
 def test_cancelling_positions_take_rows(implementation):
-    """Gram matrices lose all digits; the norm must not be lost with them."""
+    """Gram matrices lose all digits here; the norm must stay right."""
     model = _model((2, 64), L.Dense(64, use_bias=False))
     kernel = model.trainable_variables[0]
     x = _normal(1, 64)
