@@ -1,6 +1,7 @@
 # make demo        train a private model on scikit-learn's digits (out/demo)
 # make test        every test; `make unit` leaves out the slow ones
-# make lint        flake8, types (settings in setup.cfg), layout, imports
+# make lint        flake8, types, layers of folders (settings in setup.cfg),
+#                  layout, order of imports
 # make docs        build the documentation site (out/site)
 # make package     build sdist and wheel (dist), and try them in an empty
 #                  environment (out/package)
@@ -112,6 +113,7 @@ lint: environment
 	$(RUN) -m ruff check $(LAYOUT) --select I
 	$(RUN) -m ruff format $(LAYOUT) --check
 	$(RUN) -m mypy
+	$(VENV)/bin/lint-imports --no-cache --no-logo
 
 docs: environment
 	# Material says that it will not follow MkDocs to version 2.

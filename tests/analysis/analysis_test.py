@@ -1,4 +1,7 @@
-"""Old names of what has moved to another module."""
+"""What the package needs, and old names of what has moved out of it."""
+
+import subprocess
+import sys
 
 import pytest
 
@@ -14,3 +17,14 @@ def test_what_plans_has_its_old_name_with_a_warning(name):
 def test_another_name():
     with pytest.raises(AttributeError, match="no attribute 'planner'"):
         getattr(analysis, "planner")
+
+
+def test_needs_no_tensorflow():
+    code = (
+        "import sys, tf_dpsub.analysis; "
+        "print({'keras', 'tensorflow'} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "set()\n"
