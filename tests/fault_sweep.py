@@ -26,9 +26,9 @@ import zipfile
 
 from absl import flags
 
-import tf_dpsub
 from launchers import experiment, program, run_recorder, train_config
 from tf_dpsub import accounting
+from tf_dpsub.training import run
 
 # Modules are loaded once, TensorFlow begins in each process.
 _PROCESSES = multiprocessing.get_context("forkserver")
@@ -116,11 +116,11 @@ def _train(workdir, steps, phase, out, prepare):
     # A background process of a shell ignores it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     steps, phase = _appending(steps), _appending(phase)
-    charge = tf_dpsub.PrivateModel._charge
+    charge = run.Run.charge
     on_train_end = run_recorder.RunRecorder.on_train_end
 
-    def counted(model, count):
-        charge(model, count)
+    def counted(current_run, count):
+        charge(current_run, count)
         # They begin now.
         os.write(steps, b"x" * count)
 
@@ -132,7 +132,7 @@ def _train(workdir, steps, phase, out, prepare):
         os.write(phase, b"x")
         experiment.train(_config(), workdir, resume=True)
 
-    tf_dpsub.PrivateModel._charge = counted
+    run.Run.charge = counted
     run_recorder.RunRecorder.on_train_end = ended
     if prepare is not None:
         prepare(workdir)

@@ -19,6 +19,7 @@ import tf_dpsub
 from tf_dpsub import gradients
 from tf_dpsub.data import given_batches
 from tf_dpsub.gradients import vectorized
+from tf_dpsub.training import run
 
 L = keras.layers
 PLACES, MICROBATCH, FEATURES, STEPS = 6, 2, 8, 4
@@ -589,7 +590,7 @@ def test_the_statement_names_python_functions():
 
     model = _private(_vectors(Reads(python)), per_example="vectorized_map")
     _sums(model, np.ones([PLACES, FEATURES]), np.ones(PLACES))
-    assert "Python functions" in model._ledger_entry(None).notes[0]
+    assert "Python functions" in run.entry_of(model).notes[0]
 
 
 METRIC = keras.metrics.MeanSquaredError

@@ -535,7 +535,7 @@ class TestLedger:
 
         class Ask(keras.callbacks.Callback):
             def on_train_begin(self, logs=None):
-                told.append(self.model.steps_within(3.0, 1e-5))
+                told.append(self.model.current_run.steps_within(3.0, 1e-5))
 
         model = private(linear(), dpsgd(noise_multiplier=2.0))
         model.fit(X, Y, callbacks=[Ask()], verbose=0)

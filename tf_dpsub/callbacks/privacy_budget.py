@@ -77,13 +77,13 @@ class PrivacyBudget(keras.callbacks.Callback):
             self._is_checked = True
 
     def _check(self):
-        model, run = self.model, self.model.current_run
-        fitting = model.steps_within(self.epsilon, self.delta, self.accountant)
+        run = self.model.current_run
+        fitting = run.steps_within(self.epsilon, self.delta, self.accountant)
         # Where an epoch gives each example once, it counts as one release.
         by_epoch = run.entry.each_example_once_per_epoch
-        planned = run.epochs if by_epoch else model.planned_steps
+        planned = run.epochs if by_epoch else run.steps
         if planned is None and fitting > 0:
-            model.limit_steps(fitting)
+            run.limit(fitting)
         elif planned is None or planned > fitting:
             self._refuse(planned, fitting, by_epoch)
 

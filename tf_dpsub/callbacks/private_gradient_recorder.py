@@ -88,7 +88,7 @@ class PrivateGradientRecorder(keras.callbacks.Callback):
             for variable, k in zip(self._sums, chosen, strict=True):
                 variable.assign(sums[k])
 
-        self.model.observe_sums(
+        self.model.current_run.observe_sums(
             observe, f"the private gradients in {self.store.folder.name}"
         )
         self._next = self.model.ledger.steps + 1

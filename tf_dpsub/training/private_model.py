@@ -1,12 +1,11 @@
 """Private training of any Keras model, by composition."""
 
 import copy
-import dataclasses
 import functools
 import itertools
 import re
 import traceback
-from collections.abc import Callable
+import warnings
 
 import keras
 import numpy as np
@@ -23,12 +22,14 @@ from tf_dpsub.optimizers.private_optimizer import PrivateOptimizer
 from tf_dpsub.primitives import clipping
 from tf_dpsub.training import (
     carried_ledger,
+    fit_callbacks,
     loss_scales,
     microbatches,
     own_loss,
     private_step,
     quiet_errors,
     requirements,
+    run,
     workers,
 )
 
@@ -70,63 +71,6 @@ def _explains_errors(method):
             raise quiet from None
 
     return wrapped
-
-
-@dataclasses.dataclass
-class Run:
-    """What a call of `fit` does.
-
-    Attributes:
-        entry: `accounting.LedgerEntry` of its steps.
-        steps_per_epoch: int, or None where it is not known.
-        last_epoch: int, the epoch at which it ends.
-        first_epoch: int, the epoch at which it begins. Known for certain from
-            then on: Keras may restore a later one from a backup.
-        left: int, steps left in the epoch, or None.
-        epochs_to_charge: int, epochs begun that are not in the ledger yet.
-        started: bool, whether an epoch has begun.
-        inputs: structure of arrays, all private inputs; None if not known.
-        optimizer: the private optimizer that the entry describes.
-    """
-
-    entry: accounting.LedgerEntry
-    steps_per_epoch: int | None
-    last_epoch: int
-    first_epoch: int = 0
-    left: int | None = None
-    epochs_to_charge: int = 0
-    started: bool = False
-    inputs: object = None
-    optimizer: object = None
-
-    @property
-    def epochs(self):
-        """How many epochs it makes."""
-        return max(0, self.last_epoch - self.first_epoch)
-
-    def begin_epoch(self, epoch):
-        """To be called where an epoch begins, before its first step."""
-        if not self.started:
-            self.first_epoch, self.started = epoch, True
-        self.left = self.steps_per_epoch
-        self.epochs_to_charge += 1
-
-    def leave_uncovered(self, what: str):
-        """States that the guarantee does not cover something.
-
-        Args:
-            what: string, a noun.
-        """
-        if what not in self.entry.uncovered:
-            uncovered = (*self.entry.uncovered, what)
-            self.entry = dataclasses.replace(self.entry, uncovered=uncovered)
-
-    @property
-    def steps(self):
-        """Steps of the whole run, or None where that is not known."""
-        if self.steps_per_epoch is None:
-            return None
-        return self.steps_per_epoch * self.epochs
 
 
 def make_private(model, *, ledger_path: str | None = None):
@@ -191,7 +135,7 @@ class PrivateModel(keras.Model):
     Attributes:
         model: the plain model.
         ledger: `tf_dpsub.accounting.PrivacyLedger`, all steps so far.
-        current_run: `Run`, the call of `fit` in progress, or None.
+        current_run: `training.run.Run`, the call of `fit` in progress, or None.
     """
 
     def __init__(
@@ -216,9 +160,7 @@ class PrivateModel(keras.Model):
             self.ledger = copy.copy(self.ledger)
         self._carried_ledger = carried_ledger.CarriedLedger(self)
         self.built = True
-        self.current_run: Run | None = None
-        self._step_limit = None
-        self._sums_observer: Callable | None = None
+        self.current_run: run.Run | None = None
 
     # As the plain model.
 
@@ -458,8 +400,10 @@ class PrivateModel(keras.Model):
             overlap["notes"] = (*overlap.get("notes", ()), note)
             selects = selects or is_private
         self.prepare_training(given_batches.element_spec(dataset))
-        self.current_run = Run(
-            entry=self._ledger_entry(
+        new_run = run.Run(
+            self,
+            run.entry_of(
+                self,
                 poisson,
                 **overlap,
                 each_example_once_per_epoch=each_example_once_per_epoch,
@@ -469,32 +413,32 @@ class PrivateModel(keras.Model):
             last_epoch=epochs,
             first_epoch=initial_epoch,
             inputs=inputs,
-            optimizer=self.optimizer,
         )
-        try:
-            self.optimizer.begin_run(self.current_run.steps)
-            with interruptions.kept():
-                return super().fit(
-                    dataset,
-                    epochs=epochs,
-                    verbose=verbose,
-                    callbacks=_with_own_callbacks(callbacks, verbose),
-                    validation_data=validation_data,
-                    shuffle=False,
-                    initial_epoch=initial_epoch,
-                    steps_per_epoch=steps_per_epoch,
-                    validation_steps=validation_steps,
-                    validation_batch_size=validation_batch_size or batch_size,
-                    validation_freq=validation_freq,
-                )
-        except workers.LOST_WORKER as error:
-            if not workers.is_one_of_several(self.distribute_strategy):
-                raise
-            # They hold a pool of threads that complains if Python ends first.
-            traceback.clear_frames(error.__traceback__)
-            raise workers.lost(error) from error
-        finally:
-            self._end_run()
+        with new_run:
+            try:
+                self.optimizer.begin_run(new_run.steps)
+                with interruptions.kept():
+                    return super().fit(
+                        dataset,
+                        epochs=epochs,
+                        verbose=verbose,
+                        callbacks=fit_callbacks.completed(callbacks, verbose),
+                        validation_data=validation_data,
+                        shuffle=False,
+                        initial_epoch=initial_epoch,
+                        steps_per_epoch=steps_per_epoch,
+                        validation_steps=validation_steps,
+                        validation_batch_size=validation_batch_size
+                        or batch_size,
+                        validation_freq=validation_freq,
+                    )
+            except workers.LOST_WORKER as error:
+                if not workers.is_one_of_several(self.distribute_strategy):
+                    raise
+                # They hold a pool of threads that complains if Python ends
+                # first.
+                traceback.clear_frames(error.__traceback__)
+                raise workers.lost(error) from error
 
     def _require_agreement(self, poisson, **settings):
         """Refuses to train with workers that would train otherwise."""
@@ -578,15 +522,11 @@ class PrivateModel(keras.Model):
         )
         self.make_train_function()
         self.reset_metrics()
-        self.current_run = Run(
-            self._ledger_entry(None, **overlap), 1, 1, optimizer=self.optimizer
-        )
-        try:
-            self.current_run.begin_epoch(0)
+        entry = run.entry_of(self, **overlap)
+        with run.Run(self, entry, steps_per_epoch=1) as new_run:
+            new_run.begin_epoch(0)
             self.optimizer.begin_run(None)
             logs = self.train_function(iter([batch]))
-        finally:
-            self._end_run()
         logs = {k: float(v) for k, v in logs.items()}
         if return_dict:
             return logs
@@ -768,109 +708,41 @@ class PrivateModel(keras.Model):
             self.optimizer.batch_size, self.microbatch_size
         )
 
-    # Accounting.
-
-    def _ledger_entry(self, poisson, notes=(), uncovered=(), **stated):
-        optimizer = self.optimizer
-        return accounting.LedgerEntry(
-            mechanism=optimizer.description,
-            noise_multiplier=optimizer.effective_noise_multiplier,
-            l2_norm_clip=optimizer.l2_norm_clip,
-            batch_size=optimizer.batch_size,
-            examples=None if poisson is None else poisson.examples,
-            sampler="batches" if poisson is None else "poisson",
-            fixed_seed=optimizer.seed is not None
-            or (poisson is not None and poisson.seed is not None),
-            private_state=optimizer.has_private_state,
-            notes=(
-                *requirements.public_assumptions(self.model),
-                *self.training_step.assumptions,
-                *optimizer.notes,
-                *(() if poisson is None else poisson.assumptions),
-                *notes,
-            ),
-            uncovered=tuple(uncovered),
-            **stated,
-        )
-
-    def _charge(self, steps):
-        """Records steps before they run."""
-        interruptions.check()
-        run = self.current_run
-        for what in self._carried_ledger.uncovered():
-            run.leave_uncovered(what)
-        self.ledger.charge(
-            run.entry, steps, run.epochs_to_charge, planned=run.left
-        )
-        self._carried_ledger.begin_step()
-        run.epochs_to_charge = 0
-        if run.left is not None:
-            run.left -= steps
-        if self._step_limit is not None:
-            self._step_limit -= steps
-            if self._step_limit <= 0:
-                self.stop_training = True
-
-    def _end_run(self):
-        self.current_run = None
-        if self._sums_observer is not None:
-            self._sums_observer = None
-            self.make_train_function(force=True)
-        self._step_limit = None
-        self._carried_ledger.end_run()
-        self.ledger.settle()
+    # What `current_run` has, by its names of version 0.1.
 
     @property
-    def _run_in_progress(self):
+    def planned_steps(self):
+        """`current_run.steps`, until version 0.2."""
+        if self.current_run is None:
+            return None
+        return self._run_by_old_name("planned_steps", "steps").steps
+
+    def steps_within(self, *args, **kwargs):
+        """`current_run.steps_within`, until version 0.2."""
+        run = self._run_by_old_name("steps_within", "steps_within")
+        return run.steps_within(*args, **kwargs)
+
+    def limit_steps(self, steps):
+        """`current_run.limit`, until version 0.2."""
+        self._run_by_old_name("limit_steps", "limit").limit(steps)
+
+    def observe_sums(self, observer, what):
+        """`current_run.observe_sums`, until version 0.2."""
+        run = self._run_by_old_name("observe_sums", "observe_sums")
+        run.observe_sums(observer, what)
+
+    def _run_by_old_name(self, name, new):
+        warnings.warn(
+            f"PrivateModel.{name} is now PrivateModel.current_run.{new}; the "
+            "old name goes in version 0.2.",
+            FutureWarning,
+            stacklevel=3,
+        )
         if self.current_run is None:
             raise RuntimeError(
                 "Expected a call of `fit` in progress, got none."
             )
         return self.current_run
-
-    @property
-    def planned_steps(self):
-        """Steps of the run of `fit` in progress, None if not known."""
-        return None if self.current_run is None else self.current_run.steps
-
-    def steps_within(
-        self, epsilon: float, delta: float, accountant: str = "rdp"
-    ) -> int:
-        """How many further steps of the run in progress keep a budget.
-
-        Args:
-            epsilon: float, the budget, all earlier steps included.
-            delta: float.
-            accountant: string, `"rdp"` or `"pld"`. Defaults to `"rdp"`.
-
-        Returns:
-            int.
-        """
-        return self.ledger.steps_within(
-            self._run_in_progress.entry,
-            epsilon=epsilon,
-            delta=delta,
-            accountant=accountant,
-        )
-
-    def observe_sums(self, observer: Callable, what: str):
-        """Shows the clipped sums of each step of the run to an observer.
-
-        Formal guarantees: they are private results without noise. The statement
-        says that no epsilon covers what the observer makes of them.
-
-        Args:
-            observer: function of the list of float64 tensors that the step
-                releases with noise, traced with the step.
-            what: string, a noun: what the observer makes of them.
-        """
-        self._run_in_progress.leave_uncovered(what)
-        self._sums_observer = observer
-        self.make_train_function(force=True)
-
-    def limit_steps(self, steps):
-        """Stops the run of `fit` in progress after so many further steps."""
-        self._step_limit = steps
 
     # One step.
 
@@ -926,22 +798,17 @@ class PrivateModel(keras.Model):
             return tf.function(block, autograph=False)
 
         def train_function(iterator):
-            allowed = [self.steps_per_execution, self.current_run.left]
-            if self.current_run.left is None:
-                # Where an epoch ends is not known: nothing may be charged for
-                # that does not run.
-                allowed = [1]
-            allowed = [n for n in [*allowed, self._step_limit] if n is not None]
-            count = min(allowed)
+            current = self.current_run
+            count = current.steps_at_once(self.steps_per_execution)
             if count == 0:
                 self.stop_training = True
                 return self._training_logs()
             if count > 1 and not self.run_eagerly:
-                self._charge(count)
+                current.charge(count)
                 return block_of(count)(iterator)
             for _ in range(count):
                 data = next(iterator)
-                self._charge(1)
+                current.charge(1)
                 logs = one_step(data)
             return logs
 
@@ -993,8 +860,8 @@ class PrivateModel(keras.Model):
         # Neither waits for the other, unless a mechanism makes it.
         self.optimizer.prepare(self)
         sums = self.training_step(data)
-        if self._sums_observer is not None:
-            self._sums_observer(sums)
+        if self.current_run.observer is not None:
+            self.current_run.observer(sums)
         self.optimizer.release(sums, self._regularization_gradients())
         return self._training_logs()
 
@@ -1199,47 +1066,3 @@ class _Tallies:
     def reset_state(self):
         self.dropped.reset_state()
         self.regularization.reset_state()
-
-
-class _EpochCounter(keras.callbacks.Callback):
-    """Tells the model where an epoch begins and ends, before all others."""
-
-    def on_epoch_begin(self, epoch, logs=None):
-        self.model.current_run.begin_epoch(epoch)
-
-    def on_epoch_end(self, epoch, logs=None):
-        self.model._carried_ledger.end_epoch()
-
-
-def _flat_callbacks(callbacks):
-    return tree.flatten(getattr(callbacks, "callbacks", callbacks) or [])
-
-
-class _ProgressBar(keras.callbacks.ProgbarLogger):
-    """Keras's bar, which shows how many examples were dropped if any were."""
-
-    def on_train_batch_end(self, batch, logs=None):
-        super().on_train_batch_end(batch, _worth_showing(logs))
-
-    def on_epoch_end(self, epoch, logs=None):
-        super().on_epoch_end(epoch, _worth_showing(logs))
-
-
-def _worth_showing(logs):
-    return {k: v for k, v in (logs or {}).items() if k != "dropped" or v > 0}
-
-
-def _with_own_callbacks(callbacks, verbose):
-    counter = _EpochCounter()
-    if not isinstance(callbacks, keras.callbacks.CallbackList):
-        own = _flat_callbacks(callbacks)
-        if verbose and not any(
-            isinstance(c, keras.callbacks.ProgbarLogger) for c in own
-        ):
-            own = [*own, _ProgressBar()]
-        return [counter, *own]
-    # A list of the caller's, who may use it for several runs.
-    if not any(isinstance(c, _EpochCounter) for c in callbacks.callbacks):
-        counter.set_model(callbacks.model)
-        callbacks.callbacks.insert(0, counter)
-    return callbacks

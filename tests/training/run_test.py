@@ -45,8 +45,8 @@ class TestSteps:
     def test_limit_holds_inside_of_an_execution(self, steps_per_execution):
         class Limit(keras.callbacks.Callback):
             def on_train_begin(self, logs=None):
-                assert self.model.planned_steps == 15
-                self.model.limit_steps(7)
+                assert self.model.current_run.steps == 15
+                self.model.current_run.limit(7)
 
         model = private(
             linear(), dpsgd(), steps_per_execution=steps_per_execution
@@ -114,7 +114,7 @@ class TestSteps:
     def test_limit_of_no_steps(self):
         class Limit(keras.callbacks.Callback):
             def on_train_begin(self, logs=None):
-                self.model.limit_steps(0)
+                self.model.current_run.limit(0)
 
         model = private(linear(), dpsgd())
         before = model.get_weights()
@@ -150,9 +150,40 @@ class TestSteps:
         with pytest.raises(KeyboardInterrupt):
             model.fit(X, Y, callbacks=[Interrupt()], verbose=0)
         assert model.ledger.steps == int(model.optimizer.iterations) == 3
-        assert model.planned_steps is None
+        assert model.current_run is None
         model.fit(X, Y, verbose=0)
         assert model.ledger.steps == int(model.optimizer.iterations) == 8
+
+
+class TestOldNames:
+    """Of version 0.1, when a callback spoke to the model."""
+
+    def test_are_those_of_the_run(self):
+        class Ask(keras.callbacks.Callback):
+            def on_train_begin(self, logs=None):
+                model, current = self.model, self.model.current_run
+                with pytest.warns(FutureWarning, match="current_run.steps;"):
+                    assert model.planned_steps == current.steps == 5
+                with pytest.warns(FutureWarning, match="steps_within"):
+                    assert model.steps_within(3.0, 1e-5) == (
+                        current.steps_within(3.0, 1e-5)
+                    )
+                with pytest.warns(FutureWarning, match="current_run.limit;"):
+                    model.limit_steps(2)
+                with pytest.warns(FutureWarning, match="observe_sums"):
+                    model.observe_sums(lambda sums: None, "what it sees")
+
+        model = private(linear(), dpsgd())
+        assert model.planned_steps is None
+        model.fit(X, Y, callbacks=[Ask()], verbose=0)
+        assert model.ledger.steps == 2
+        assert model.ledger.entries[0].uncovered == ("what it sees",)
+
+    @pytest.mark.filterwarnings("ignore:PrivateModel.limit_steps")
+    def test_want_a_run(self):
+        model = private(linear(), dpsgd())
+        with pytest.raises(RuntimeError, match="call of `fit` in progress"):
+            model.limit_steps(2)
 
 
 class TestCallbacks:

@@ -1,0 +1,215 @@
+"""Steps of one call of `fit`: charged before they run, limited, observed."""
+
+import dataclasses
+from collections.abc import Callable
+
+from tf_dpsub import accounting, interruptions
+from tf_dpsub.training import requirements
+
+
+class Run:
+    """A call of `fit` in progress, as the ledger and callbacks see it.
+
+    It is the model's `current_run` within its context, and closed at its end.
+
+    Args:
+        model: compiled `PrivateModel`, whose step is built.
+        entry: `accounting.LedgerEntry` of its steps.
+        steps_per_epoch: int, or None where it is not known.
+        last_epoch: int, the epoch at which it ends. Defaults to `1`.
+        first_epoch: int, the epoch at which it begins. Defaults to `0`.
+        inputs: structure of arrays, all private inputs. Defaults to `None`,
+            not known.
+
+    Attributes:
+        entry: as given, and what was stated since by `leave_uncovered`.
+        steps_per_epoch: as given.
+        last_epoch: as given.
+        first_epoch: int. Known for certain once an epoch has begun: Keras may
+            restore a later one from a backup.
+        steps_left: int, steps left in the epoch; None if not known.
+        inputs: as given.
+        optimizer: the private optimizer that the entry describes.
+        observer: function that `observe_sums` was given, or None.
+    """
+
+    def __init__(
+        self,
+        model,
+        entry: accounting.LedgerEntry,
+        *,
+        steps_per_epoch: int | None,
+        last_epoch: int = 1,
+        first_epoch: int = 0,
+        inputs=None,
+    ):
+        self.entry = entry
+        self.steps_per_epoch = steps_per_epoch
+        self.last_epoch = last_epoch
+        self.first_epoch = first_epoch
+        self.steps_left: int | None = None
+        self.inputs = inputs
+        self.optimizer = model.optimizer
+        self.observer: Callable | None = None
+        self._model = model
+        self._limit: int | None = None
+        self._epochs_to_charge = 0
+        self._has_begun = False
+
+    def __enter__(self):
+        self._model.current_run = self
+        return self
+
+    def __exit__(self, *error):
+        self.close()
+
+    @property
+    def epochs(self) -> int:
+        """Number of epochs of the whole run."""
+        return max(0, self.last_epoch - self.first_epoch)
+
+    @property
+    def steps(self) -> int | None:
+        """Number of steps of the whole run, None if not known."""
+        if self.steps_per_epoch is None:
+            return None
+        return self.steps_per_epoch * self.epochs
+
+    def begin_epoch(self, epoch: int):
+        """Begins an epoch, before its first step."""
+        if not self._has_begun:
+            self.first_epoch, self._has_begun = epoch, True
+        self.steps_left = self.steps_per_epoch
+        self._epochs_to_charge += 1
+
+    def steps_at_once(self, steps_per_execution: int) -> int:
+        """Number of steps that may be charged and run together.
+
+        Args:
+            steps_per_execution: int, the most that Keras would run.
+
+        Returns:
+            int, 0 where no further step may run.
+        """
+        if self.steps_left is None:
+            # Where an epoch ends is not known: nothing may be charged for
+            # that does not run.
+            bounds = [1]
+        else:
+            bounds = [steps_per_execution, self.steps_left]
+        if self._limit is not None:
+            bounds.append(self._limit)
+        return min(bounds)
+
+    def charge(self, steps: int):
+        """Records steps in the ledger, before they run."""
+        interruptions.check()
+        model = self._model
+        for what in model._carried_ledger.uncovered():
+            self.leave_uncovered(what)
+        model.ledger.charge(
+            self.entry, steps, self._epochs_to_charge, planned=self.steps_left
+        )
+        model._carried_ledger.begin_step()
+        self._epochs_to_charge = 0
+        if self.steps_left is not None:
+            self.steps_left -= steps
+        if self._limit is not None:
+            self._limit -= steps
+            if self._limit <= 0:
+                model.stop_training = True
+
+    def steps_within(
+        self, epsilon: float, delta: float, accountant: str = "rdp"
+    ) -> int:
+        """Number of further steps of the run that keep a budget.
+
+        Args:
+            epsilon: float, the budget, all earlier steps included.
+            delta: float.
+            accountant: string, `"rdp"` or `"pld"`. Defaults to `"rdp"`.
+
+        Returns:
+            int.
+        """
+        return self._model.ledger.steps_within(
+            self.entry, epsilon=epsilon, delta=delta, accountant=accountant
+        )
+
+    def limit(self, steps: int):
+        """Stops the run after so many further steps."""
+        self._limit = steps
+
+    def leave_uncovered(self, what: str):
+        """States that the guarantee does not cover something.
+
+        Args:
+            what: string, a noun.
+        """
+        if what not in self.entry.uncovered:
+            uncovered = (*self.entry.uncovered, what)
+            self.entry = dataclasses.replace(self.entry, uncovered=uncovered)
+
+    def observe_sums(self, observer: Callable, what: str):
+        """Shows the clipped sums of each step of the run to an observer.
+
+        Formal guarantees: they are private results without noise. The statement
+        says that no epsilon covers what the observer makes of them.
+
+        Args:
+            observer: function of the list of float64 tensors that the step
+                releases with noise, traced with the step.
+            what: string, a noun: what the observer makes of them.
+        """
+        self.leave_uncovered(what)
+        self.observer = observer
+        self._model.make_train_function(force=True)
+
+    def close(self):
+        """Ends the run: no further step is taken in it."""
+        model = self._model
+        model.current_run = None
+        if self.observer is not None:
+            # The next one traces a step that shows its sums to nobody.
+            model.make_train_function(force=True)
+        model._carried_ledger.end_run()
+        model.ledger.settle()
+
+
+def entry_of(
+    model, poisson=None, notes=(), uncovered=(), **stated
+) -> accounting.LedgerEntry:
+    """Builds the ledger's entry of a run.
+
+    Args:
+        model: compiled `PrivateModel`, whose step is built.
+        poisson: `data.PoissonBatches` that draws the batches. Defaults to
+            `None`, batches that are given.
+        notes: strings, what else is taken as public. Defaults to none.
+        uncovered: strings, what the guarantee does not cover. Defaults to none.
+        **stated: further fields of the entry.
+
+    Returns:
+        An `accounting.LedgerEntry`.
+    """
+    optimizer = model.optimizer
+    return accounting.LedgerEntry(
+        mechanism=optimizer.description,
+        noise_multiplier=optimizer.effective_noise_multiplier,
+        l2_norm_clip=optimizer.l2_norm_clip,
+        batch_size=optimizer.batch_size,
+        examples=None if poisson is None else poisson.examples,
+        sampler="batches" if poisson is None else "poisson",
+        fixed_seed=optimizer.seed is not None
+        or (poisson is not None and poisson.seed is not None),
+        private_state=optimizer.has_private_state,
+        notes=(
+            *requirements.public_assumptions(model.model),
+            *model.training_step.assumptions,
+            *optimizer.notes,
+            *(() if poisson is None else poisson.assumptions),
+            *notes,
+        ),
+        uncovered=tuple(uncovered),
+        **stated,
+    )
