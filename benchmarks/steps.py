@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import tf_dpsub
 from benchmarks.peers import workloads
+from tf_dpsub.training import private_batches
 
 # Seconds.
 _SHORTEST_BLOCK = 0.1
@@ -163,8 +164,10 @@ def batches(model, *data):
         size = len(keras.tree.flatten(data)[0])
         poisson = tf_dpsub.data.PoissonBatches(*data, batch_size=size)
         # As large as every batch here: sampling is not what is measured.
-        model.prepare_training(model._distributed(poisson).element_spec)
-        dataset = model._dataset_of_batches(dataset)
+        drawn = private_batches.PrivateBatches.drawn(model, poisson)
+        model.prepare_training(drawn.spec)
+        given = private_batches.PrivateBatches.given(model, dataset)
+        dataset = given.dataset
         model.current_run = _Endless(model.optimizer)
     else:
         model.optimizer.build(model.trainable_variables)

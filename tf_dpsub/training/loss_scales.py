@@ -1,8 +1,9 @@
-"""Weights that scale losses far below what the noise is made for."""
+"""Weights of classes and examples, which scale losses."""
 
 import keras
 import numpy as np
 from absl import logging
+from keras.src.trainers.data_adapters import data_adapter_utils
 
 # Keras's own balanced weights are about 1; gradients that are a tenth of what
 # they were are seldom clipped.
@@ -42,3 +43,27 @@ def warn_of_small_weights(class_weight, sample_weight):
             "by a public number of their size.",
             _SMALL,
         )
+
+
+def weights_of_examples(y, class_weight, sample_weight):
+    """Weights of examples, where the user gives those of classes.
+
+    Args:
+        y: array of labels, or None.
+        class_weight: dict from classes to floats, or None.
+        sample_weight: structure of arrays, or None.
+
+    Returns:
+        `sample_weight`, or an array that stands for `class_weight`.
+
+    Raises:
+        ValueError: if class weights do not fit the data.
+    """
+    if class_weight is None:
+        return sample_weight
+    if sample_weight is not None or y is None:
+        raise ValueError(
+            "Expected class_weight with arrays x and y and without "
+            "sample_weight. Put the weights into sample_weight."
+        )
+    return data_adapter_utils.class_weight_to_sample_weights(y, class_weight)

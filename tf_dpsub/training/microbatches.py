@@ -44,6 +44,37 @@ def default_size(model, batch_size: int, replicas: int = 1) -> int:
     return max(2, size if size < _AT_ONCE else -(-size // _AT_ONCE) * _AT_ONCE)
 
 
+def spec_of(spec, size: int):
+    """The spec of a microbatch.
+
+    Args:
+        spec: structure of `tf.TensorSpec` of a batch.
+        size: int, the number of examples in a microbatch.
+
+    Returns:
+        Structure of `tf.TensorSpec`.
+
+    Raises:
+        ValueError: if a shape is not known, but for the batch axis.
+    """
+    return tree.map_structure(lambda s: _microbatch_spec(s, size), spec)
+
+
+def _microbatch_spec(spec, size):
+    if spec.shape.rank == 0:
+        raise ValueError(
+            "Expected a dataset of batches, got one of single examples. Batch "
+            "it: `dataset.batch(size)`."
+        )
+    if spec.shape.rank is None or None in spec.shape[1:]:
+        raise ValueError(
+            "Expected batches whose shape is known but for the batch axis, got "
+            f"{spec.shape}. Pad to one length, or set the shape in the dataset "
+            "with `tf.ensure_shape`."
+        )
+    return tf.TensorSpec([size, *spec.shape[1:]], spec.dtype)
+
+
 def _numbers(model):
     """Of weights, and of outputs for one example; inf where it is not known."""
     found = model.count_params()

@@ -4,28 +4,23 @@ import copy
 import functools
 import itertools
 import re
-import traceback
 import warnings
 
 import keras
-import numpy as np
 import tensorflow as tf
 from absl import logging
 from keras import tree
-from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
 
 from tf_dpsub import accounting, interruptions
-from tf_dpsub.data import given_batches, poisson_batches
-from tf_dpsub.data.overlap import count_common
 from tf_dpsub.layers import conversion
 from tf_dpsub.optimizers.private_optimizer import PrivateOptimizer
-from tf_dpsub.primitives import clipping
 from tf_dpsub.training import (
     carried_ledger,
     fit_callbacks,
     loss_scales,
     microbatches,
     own_loss,
+    private_batches,
     private_step,
     quiet_errors,
     requirements,
@@ -333,20 +328,17 @@ class PrivateModel(keras.Model):
         """
         self._assert_compile_called("fit")
         self._carried_ledger.require_all_steps()
-        batch_size = self._checked_batch_size(batch_size)
-        if validation_split and validation_data is None:
-            if validation_data_is_public:
-                raise ValueError(
-                    "Expected validation_data with "
-                    "validation_data_is_public=True, got validation_split: "
-                    "what is split off is private. Pass public data."
-                )
-            (
+        batch_size = private_batches.checked_batch_size(
+            self.optimizer, batch_size
+        )
+        (x, y, sample_weight), validation_data = (
+            private_batches.split_validation(
                 (x, y, sample_weight),
                 validation_data,
-            ) = array_slicing.train_validation_split(
-                (x, y, sample_weight), validation_split=validation_split
+                validation_split,
+                validation_data_is_public,
             )
+        )
         public_validation = (
             validation_data_is_public and validation_data is not None
         )
@@ -354,124 +346,60 @@ class PrivateModel(keras.Model):
             requirements.require_public_selection(callbacks, public_validation)
         requirements.warn_of_backups(self, callbacks)
         loss_scales.warn_of_small_weights(class_weight, sample_weight)
-        if class_weight is not None:
-            if sample_weight is not None or y is None:
-                raise ValueError(
-                    "Expected class_weight with arrays x and y and without "
-                    "sample_weight. Put the weights into sample_weight."
-                )
-            sample_weight = data_adapter_utils.class_weight_to_sample_weights(
-                y, class_weight
-            )
+        sample_weight = loss_scales.weights_of_examples(
+            y, class_weight, sample_weight
+        )
         if validation_data is not None:
             validation_data = self.preprocessed(validation_data)
-        poisson = self._poisson_batches(x, y, sample_weight)
-        if each_example_once_per_epoch:
-            _check_epochs(poisson, x, steps_per_epoch)
-        if poisson is None:
-            dataset = self._dataset_of_batches(x)
-            known_steps = steps_per_epoch or given_batches.cardinality(dataset)
-            if not each_example_once_per_epoch:
-                epochs_left = epochs - initial_epoch
-                given_batches.warn_of_cost(
-                    x, self.optimizer, (known_steps or 0) * epochs_left
-                )
-        else:
-            steps_per_epoch = steps_per_epoch or poisson.steps_per_epoch
-            known_steps = steps_per_epoch
-            dataset = self._distributed(poisson)
-        self._require_agreement(
-            poisson,
-            steps_per_epoch=known_steps,
-            epochs=epochs,
-            initial_epoch=initial_epoch,
+        batches = private_batches.PrivateBatches.of(
+            self,
+            x,
+            y,
+            sample_weight,
+            steps_per_epoch=steps_per_epoch,
+            epochs=epochs - initial_epoch,
+            each_example_once_per_epoch=each_example_once_per_epoch,
         )
-        inputs = None if poisson is None else poisson.comparable_inputs
-        overlap = self._stated_overlap(inputs)
-        selects = requirements.reads_private_results(
-            callbacks, public_validation
+        workers.require_same_training(
+            self, batches, epochs=epochs, initial_epoch=initial_epoch
         )
-        if public_validation and requirements.reads_private_results(
-            callbacks, False
-        ):
-            note, is_private = requirements.compared_validation(
-                validation_data, inputs, allow_private_selection
-            )
-            overlap["notes"] = (*overlap.get("notes", ()), note)
-            selects = selects or is_private
-        self.prepare_training(given_batches.element_spec(dataset))
-        new_run = run.Run(
+        stated = requirements.stated(
+            self,
+            batches.inputs,
+            callbacks,
+            validation_data if public_validation else None,
+            allow_private_selection,
+        )
+        self.prepare_training(batches.spec)
+        current_run = run.Run(
             self,
             run.entry_of(
                 self,
-                poisson,
-                **overlap,
+                batches.poisson,
                 each_example_once_per_epoch=each_example_once_per_epoch,
-                private_selection=allow_private_selection and bool(selects),
+                **stated,
             ),
-            steps_per_epoch=known_steps,
+            steps_per_epoch=batches.steps_per_epoch,
             last_epoch=epochs,
             first_epoch=initial_epoch,
-            inputs=inputs,
+            inputs=batches.inputs,
         )
-        with new_run:
-            try:
-                self.optimizer.begin_run(new_run.steps)
-                with interruptions.kept():
-                    return super().fit(
-                        dataset,
-                        epochs=epochs,
-                        verbose=verbose,
-                        callbacks=fit_callbacks.completed(callbacks, verbose),
-                        validation_data=validation_data,
-                        shuffle=False,
-                        initial_epoch=initial_epoch,
-                        steps_per_epoch=steps_per_epoch,
-                        validation_steps=validation_steps,
-                        validation_batch_size=validation_batch_size
-                        or batch_size,
-                        validation_freq=validation_freq,
-                    )
-            except workers.LOST_WORKER as error:
-                if not workers.is_one_of_several(self.distribute_strategy):
-                    raise
-                # They hold a pool of threads that complains if Python ends
-                # first.
-                traceback.clear_frames(error.__traceback__)
-                raise workers.lost(error) from error
-
-    def _require_agreement(self, poisson, **settings):
-        """Refuses to train with workers that would train otherwise."""
-        if not workers.is_one_of_several(self.distribute_strategy):
-            return
-        optimizer = self.optimizer
-        inner = optimizer.inner_optimizer
-        numbers = {
-            name: value
-            for name, value in optimizer.get_config().items()
-            if value is None or isinstance(value, (int, float, str))
-        }
-        # These never change the result.
-        for name in ("name", "microbatch_size", "per_example"):
-            del numbers[name]
-        workers.require_agreement(
-            self.distribute_strategy,
-            {
-                "mechanism": optimizer.description,
-                **numbers,
-                "inner_optimizer": [
-                    type(inner).__name__,
-                    {**inner.get_config(), "name": None},
-                ],
-                "steps_per_execution": self.steps_per_execution,
-                "weights": [list(v.shape) for v in self.trainable_variables],
-                "ledger": self.ledger.steps,
-                "sampler": "batches" if poisson is None else "poisson",
-                "examples": None if poisson is None else poisson.examples,
-                **settings,
-            },
-            None if poisson is None else poisson.inputs,
-        )
+        with current_run, workers.lost_worker_named(self.distribute_strategy):
+            self.optimizer.begin_run(current_run.steps)
+            with interruptions.kept():
+                return super().fit(
+                    batches.dataset,
+                    epochs=epochs,
+                    verbose=verbose,
+                    callbacks=fit_callbacks.completed(callbacks, verbose),
+                    validation_data=validation_data,
+                    shuffle=False,
+                    initial_epoch=initial_epoch,
+                    steps_per_epoch=batches.steps_to_take,
+                    validation_steps=validation_steps,
+                    validation_batch_size=validation_batch_size or batch_size,
+                    validation_freq=validation_freq,
+                )
 
     @_explains_errors
     def train_on_batch(
@@ -502,29 +430,24 @@ class PrivateModel(keras.Model):
                 "of batches to `fit`, which deals them out."
             )
         self._carried_ledger.require_all_steps()
-        if class_weight is not None:
-            if sample_weight is not None:
-                raise ValueError(
-                    "Expected class_weight or sample_weight, got both."
-                )
-            sample_weight = data_adapter_utils.class_weight_to_sample_weights(
-                y, class_weight
+        if class_weight is not None and sample_weight is not None:
+            raise ValueError(
+                "Expected class_weight or sample_weight, got both."
             )
-        data = self.preprocessed((x, y, sample_weight))
-        overlap = self._stated_overlap(data[0])
-        batch = given_batches.padded(
-            given_batches.named(*data),
-            self.microbatch_size,
-            most=self._largest_batch,
+        sample_weight = loss_scales.weights_of_examples(
+            y, class_weight, sample_weight
         )
+        data = self.preprocessed((x, y, sample_weight))
+        overlap = requirements.stated_overlap(self, data[0])
+        batch = private_batches.padded(self, data)
         self.prepare_training(
             tree.map_structure(tf.type_spec_from_value, batch)
         )
         self.make_train_function()
         self.reset_metrics()
         entry = run.entry_of(self, **overlap)
-        with run.Run(self, entry, steps_per_epoch=1) as new_run:
-            new_run.begin_epoch(0)
+        with run.Run(self, entry, steps_per_epoch=1) as current_run:
+            current_run.begin_epoch(0)
             self.optimizer.begin_run(None)
             logs = self.train_function(iter([batch]))
         logs = {k: float(v) for k, v in logs.items()}
@@ -548,16 +471,6 @@ class PrivateModel(keras.Model):
 
     # Data.
 
-    def _checked_batch_size(self, batch_size):
-        own = self.optimizer.batch_size
-        if batch_size not in (None, own):
-            raise ValueError(
-                f"Expected batch_size={own}, that of the optimizer, which its "
-                f"noise is calibrated for, got {batch_size}. Leave it out, or "
-                "give both the same."
-            )
-        return own
-
     def preprocessed(self, data: tuple):
         """Applies the preprocessing of a keras_hub task, if it has one.
 
@@ -579,111 +492,6 @@ class PrivateModel(keras.Model):
         done = keras.utils.unpack_x_y_sample_weight(preprocess(*parts))
         return done[: len(data)]
 
-    def _stated_overlap(self, x) -> dict:
-        """Compares private inputs with the optimizer's public ones.
-
-        Args:
-            x: private inputs, as the model takes them; None where they cannot
-                be compared.
-
-        Returns:
-            dict of fields of the ledger's entry.
-        """
-        public = self.optimizer.public_inputs
-        if public is None:
-            return {}
-        if x is None:
-            return {"notes": ("that no public example is private, unchecked",)}
-        public = self.preprocessed((public,))[0]
-        if not count_common(public, x):
-            return {
-                "notes": (
-                    "that no public example nearly equals a private one (none "
-                    "equals one)",
-                )
-            }
-        if not self.optimizer.allow_private:
-            raise ValueError(
-                "Expected public examples that are not private, got some of "
-                "the private ones among them: the guarantee would not cover "
-                "them. Take them out of either, or state it by "
-                "`allow_private=True`."
-            )
-        # Not how many: their number is private, and differs by batch.
-        return {
-            "uncovered": ("the private examples among the public ones",),
-        }
-
-    def _poisson_batches(self, x, y, sample_weight):
-        """Poisson batches of arrays; None for a dataset of given batches."""
-        if isinstance(x, tf.data.Dataset):
-            if y is not None or sample_weight is not None:
-                raise ValueError(
-                    "Expected y=None and sample_weight=None with a "
-                    "tf.data.Dataset, got targets or weights beside it. Let "
-                    "the dataset give (x, y) or (x, y, sample_weight)."
-                )
-            return None
-        if isinstance(x, poisson_batches.PoissonBatches):
-            self._checked_batch_size(x.batch_size)
-            return x
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(
-            self.preprocessed((x, y, sample_weight))
-        )
-        return poisson_batches.PoissonBatches(
-            x,
-            y,
-            sample_weight,
-            batch_size=self.optimizer.batch_size,
-            seed=self._sampling_seed(),
-        )
-
-    def _sampling_seed(self):
-        """A fixed seed gives each run batches of its own."""
-        if self.optimizer.seed is None:
-            return None
-        entropy = [self.optimizer.seed, self.ledger.steps]
-        return int(np.random.SeedSequence(entropy).generate_state(1)[0])
-
-    def _distributed(self, poisson):
-        """A dataset of Poisson batches: one of its own for each replica."""
-        strategy, multiple = self.distribute_strategy, self.microbatch_size
-        replicas = strategy.num_replicas_in_sync
-        if replicas == 1:
-            return poisson.dataset(multiple_of=multiple)
-
-        def shards_of(context):
-            own = replicas // context.num_input_pipelines
-            first = context.input_pipeline_id * own
-            shards = [
-                poisson.dataset(multiple_of=multiple, shard=(r, replicas))
-                for r in range(first, first + own)
-            ]
-            # The replicas of a worker take elements in turn.
-            choice = tf.data.Dataset.range(own).repeat()
-            return tf.data.Dataset.choose_from_datasets(shards, choice)
-
-        return strategy.distribute_datasets_from_function(shards_of)
-
-    def _dataset_of_batches(self, dataset):
-        dataset = self.preprocessed(dataset)
-        multiple = self.microbatch_size
-        tree.map_structure(
-            lambda s: given_batches.microbatch_spec(s, multiple),
-            dataset.element_spec,
-        )
-        return dataset.map(
-            lambda *data: given_batches.padded(
-                given_batches.named(
-                    *keras.utils.unpack_x_y_sample_weight(
-                        data[0] if len(data) == 1 else data
-                    )
-                ),
-                multiple,
-                most=self._largest_batch,
-            )
-        )
-
     @property
     def microbatch_size(self):
         """How many examples a step works through at a time, an int."""
@@ -697,16 +505,6 @@ class PrivateModel(keras.Model):
                 self.distribute_strategy.num_replicas_in_sync,
             )
         return self._default_microbatch_size
-
-    @property
-    def _largest_batch(self):
-        """Rows of a batch of the user's beyond which rounding is not bounded.
-
-        What clipping keeps for it follows the batch size of the optimizer.
-        """
-        return clipping.largest_batch(
-            self.optimizer.batch_size, self.microbatch_size
-        )
 
     # What `current_run` has, by its names of version 0.1.
 
@@ -757,12 +555,7 @@ class PrivateModel(keras.Model):
         with self.distribute_strategy.scope():
             self.optimizer.build_for(self)
             requirements.check_weights_of_optimizer(self)
-            spec = tree.map_structure(
-                lambda s: given_batches.microbatch_spec(
-                    s, self.microbatch_size
-                ),
-                spec,
-            )
+            spec = microbatches.spec_of(spec, self.microbatch_size)
             if self.training_step is not None and (
                 self.training_step.optimizer is not self.optimizer
             ):
@@ -1036,24 +829,6 @@ class PrivateModel(keras.Model):
 
     def build_from_config(self, config):
         """Nothing: the plain model is built."""
-
-
-def _check_epochs(poisson, dataset, steps_per_epoch):
-    """Refuses a statement about epochs that cannot be true."""
-    if poisson is not None:
-        raise ValueError(
-            "Expected each_example_once_per_epoch=False with Poisson sampling, "
-            "got True: a step draws every example anew. Leave it out."
-        )
-    steps = given_batches.cardinality(dataset)
-    if steps is None or (steps_per_epoch or 0) > steps:
-        raise ValueError(
-            "Expected a tf.data.Dataset of known length, and epochs no longer "
-            "than it, with each_example_once_per_epoch=True, got "
-            f"{'unknown or infinite' if steps is None else steps} batches and "
-            f"steps_per_epoch={steps_per_epoch}. Do not repeat the dataset, or "
-            "state its length with `tf.data.experimental.assert_cardinality`."
-        )
 
 
 class _Tallies:

@@ -294,3 +294,77 @@ def warn_of_backups(model, callbacks):
             "died, and epsilon reported too low. Pass it to make_private.",
             stacklevel=4,
         )
+
+
+def stated(
+    model, inputs, callbacks, public_validation, allow_private_selection: bool
+) -> dict:
+    """States what is public, and what is not covered, of the data of a run.
+
+    Args:
+        model: compiled `PrivateModel`.
+        inputs: private inputs, as `overlap.count_common` takes them; None
+            where they cannot be compared.
+        callbacks: as `reads_private_results`.
+        public_validation: validation data that the user states to be public,
+            None without any.
+        allow_private_selection: bool, whether callbacks may steer by private
+            results.
+
+    Returns:
+        dict of fields of the ledger's entry.
+
+    Raises:
+        ValueError: if data are both public and private, and may not be.
+    """
+    fields = stated_overlap(model, inputs)
+    is_public = public_validation is not None
+    selects = bool(reads_private_results(callbacks, is_public))
+    if is_public and reads_private_results(callbacks, False):
+        note, is_private = compared_validation(
+            public_validation, inputs, allow_private_selection
+        )
+        fields["notes"] = (*fields.get("notes", ()), note)
+        selects = selects or is_private
+    fields["private_selection"] = allow_private_selection and selects
+    return fields
+
+
+def stated_overlap(model, x) -> dict:
+    """Compares private inputs with the optimizer's public ones.
+
+    Args:
+        model: compiled `PrivateModel`.
+        x: private inputs, as the model takes them; None where they cannot be
+            compared.
+
+    Returns:
+        dict of fields of the ledger's entry.
+
+    Raises:
+        ValueError: if they have examples in common, and may not.
+    """
+    public = model.optimizer.public_inputs
+    if public is None:
+        return {}
+    if x is None:
+        return {"notes": ("that no public example is private, unchecked",)}
+    public = model.preprocessed((public,))[0]
+    if not overlap.count_common(public, x):
+        return {
+            "notes": (
+                "that no public example nearly equals a private one (none "
+                "equals one)",
+            )
+        }
+    if not model.optimizer.allow_private:
+        raise ValueError(
+            "Expected public examples that are not private, got some of "
+            "the private ones among them: the guarantee would not cover "
+            "them. Take them out of either, or state it by "
+            "`allow_private=True`."
+        )
+    # Not how many: their number is private, and differs by batch.
+    return {
+        "uncovered": ("the private examples among the public ones",),
+    }

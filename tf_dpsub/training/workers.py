@@ -1,7 +1,9 @@
 """What several workers must know of each other before they train together."""
 
+import contextlib
 import hashlib
 import json
+import traceback
 
 import numpy as np
 import tensorflow as tf
@@ -70,6 +72,70 @@ def require_agreement(strategy, settings: dict, data=None):
             f"another {' and '.join(names)} on some of them than here ({here})."
             " Nothing was trained. Start all of them alike."
         )
+
+
+def require_same_training(model, batches, **settings):
+    """Refuses to train with workers that would train otherwise.
+
+    Args:
+        model: compiled `PrivateModel`.
+        batches: `PrivateBatches` of the run.
+        **settings: further settings of the run.
+
+    Raises:
+        ValueError, ConnectionError: as `require_agreement`.
+    """
+    if not is_one_of_several(model.distribute_strategy):
+        return
+    optimizer, poisson = model.optimizer, batches.poisson
+    inner = optimizer.inner_optimizer
+    numbers = {
+        name: value
+        for name, value in optimizer.get_config().items()
+        if value is None or isinstance(value, (int, float, str))
+    }
+    # These never change the result.
+    for name in ("name", "microbatch_size", "per_example"):
+        del numbers[name]
+    require_agreement(
+        model.distribute_strategy,
+        {
+            "mechanism": optimizer.description,
+            **numbers,
+            "inner_optimizer": [
+                type(inner).__name__,
+                {**inner.get_config(), "name": None},
+            ],
+            "steps_per_execution": model.steps_per_execution,
+            "weights": [list(v.shape) for v in model.trainable_variables],
+            "ledger": model.ledger.steps,
+            "sampler": "batches" if poisson is None else "poisson",
+            "examples": None if poisson is None else poisson.examples,
+            "steps_per_epoch": batches.steps_per_epoch,
+            **settings,
+        },
+        None if poisson is None else poisson.inputs,
+    )
+
+
+@contextlib.contextmanager
+def lost_worker_named(strategy):
+    """A context that names the loss of a worker, if there are several.
+
+    Args:
+        strategy: `tf.distribute.Strategy`.
+
+    Raises:
+        ConnectionError: if a worker is lost.
+    """
+    try:
+        yield
+    except LOST_WORKER as error:
+        if not is_one_of_several(strategy):
+            raise
+        # They hold a pool of threads that complains if Python ends first.
+        traceback.clear_frames(error.__traceback__)
+        raise lost(error) from error
 
 
 def lost(error):

@@ -1,0 +1,303 @@
+"""Batches that private steps take, made of what `fit` is given."""
+
+import dataclasses
+import math
+
+import keras
+import numpy as np
+import tensorflow as tf
+from absl import logging
+from keras import tree
+from keras.src.trainers.data_adapters import array_slicing
+
+from tf_dpsub import accounting
+from tf_dpsub.data import given_batches, poisson_batches
+from tf_dpsub.primitives import clipping
+from tf_dpsub.training import microbatches
+
+# Figures of a warning are for this one.
+_DELTA = 1e-5
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivateBatches:
+    """The batches of one run, padded to whole microbatches.
+
+    Attributes:
+        dataset: `tf.data.Dataset`, or a distributed one, of dicts of `x`, `y`,
+            `w` (sample weights) where there are any, and `real`.
+        poisson: `data.PoissonBatches` that draws them; None where the user
+            gives them.
+        steps_per_epoch: int, None if not known.
+        steps_to_take: int, how many of the dataset's batches Keras takes for an
+            epoch; None, all that there are.
+    """
+
+    dataset: tf.data.Dataset
+    poisson: poisson_batches.PoissonBatches | None
+    steps_per_epoch: int | None
+    steps_to_take: int | None
+
+    @classmethod
+    def of(
+        cls,
+        model,
+        x,
+        y=None,
+        sample_weight=None,
+        *,
+        steps_per_epoch: int | None = None,
+        epochs: int = 1,
+        each_example_once_per_epoch: bool = False,
+    ):
+        """Makes the batches of a call of `fit`.
+
+        Args:
+            model: compiled `PrivateModel`.
+            x, y, sample_weight, steps_per_epoch, each_example_once_per_epoch:
+                as for `PrivateModel.fit`.
+            epochs: int, how many the run has. Defaults to `1`.
+
+        Returns:
+            A `PrivateBatches`.
+
+        Raises:
+            ValueError: if the data or a statement about them do not fit.
+        """
+        poisson = _poisson(model, x, y, sample_weight)
+        if each_example_once_per_epoch:
+            _check_epochs(poisson, x, steps_per_epoch)
+        if poisson is not None:
+            return cls.drawn(model, poisson, steps_per_epoch)
+        batches = cls.given(model, x, steps_per_epoch)
+        if not each_example_once_per_epoch:
+            steps = (batches.steps_per_epoch or 0) * epochs
+            _warn_of_cost(x, model.optimizer, steps)
+        return batches
+
+    @classmethod
+    def drawn(cls, model, poisson, steps_per_epoch: int | None = None):
+        """Batches that `data.PoissonBatches` draws: of each replica its own."""
+        steps = steps_per_epoch or poisson.steps_per_epoch
+        return cls(_distributed(model, poisson), poisson, steps, steps)
+
+    @classmethod
+    def given(cls, model, dataset, steps_per_epoch: int | None = None):
+        """Batches of a `tf.data.Dataset`, as they come."""
+        dataset = model.preprocessed(dataset)
+        size = model.microbatch_size
+        microbatches.spec_of(dataset.element_spec, size)
+        dataset = dataset.map(
+            lambda *data: padded(
+                model,
+                keras.utils.unpack_x_y_sample_weight(
+                    data[0] if len(data) == 1 else data
+                ),
+            )
+        )
+        steps = steps_per_epoch or _cardinality(dataset)
+        return cls(dataset, None, steps, steps_per_epoch)
+
+    @property
+    def spec(self):
+        """Structure of `tf.TensorSpec` of a batch on one replica."""
+        return tree.map_structure(
+            lambda s: getattr(s, "_value_specs", [s])[0],
+            self.dataset.element_spec,
+        )
+
+    @property
+    def inputs(self):
+        """All private inputs as `overlap.count_common` takes them, or None."""
+        return None if self.poisson is None else self.poisson.comparable_inputs
+
+
+def padded(model, data: tuple) -> dict:
+    """A batch of the user's, padded to whole microbatches.
+
+    Args:
+        model: compiled `PrivateModel`.
+        data: tuple of `x`, and perhaps `y` and sample weights.
+
+    Returns:
+        dict of structures of tensors.
+    """
+    size = model.microbatch_size
+    return given_batches.padded(
+        given_batches.named(*data),
+        size,
+        # Rounding is not bounded in larger ones: what clipping keeps for it
+        # follows the batch size of the optimizer.
+        most=clipping.largest_batch(model.optimizer.batch_size, size),
+    )
+
+
+def checked_batch_size(optimizer, batch_size: int | None) -> int:
+    """The batch size of the optimizer, which any other must equal.
+
+    Args:
+        optimizer: private optimizer.
+        batch_size: int, or None.
+
+    Raises:
+        ValueError: if it is another one.
+    """
+    expected = optimizer.batch_size
+    if batch_size not in (None, expected):
+        raise ValueError(
+            f"Expected batch_size={expected}, that of the optimizer, which its "
+            f"noise is calibrated for, got {batch_size}. Leave it out, or "
+            "give both the same."
+        )
+    return expected
+
+
+def split_validation(data, validation_data, split: float, is_public: bool):
+    """Takes validation data from the private ones, if none are given.
+
+    Args:
+        data: tuple of arrays `x`, `y` and sample weights.
+        validation_data: as `keras.Model.fit` takes it.
+        split: float, the share to take.
+        is_public: bool, whether the user states that they are public.
+
+    Returns:
+        What is left of `data`, and the validation data; None without any.
+
+    Raises:
+        ValueError: if private data would be taken for public ones.
+    """
+    if not split or validation_data is not None:
+        return data, validation_data
+    if is_public:
+        raise ValueError(
+            "Expected validation_data with "
+            "validation_data_is_public=True, got validation_split: "
+            "what is split off is private. Pass public data."
+        )
+    return array_slicing.train_validation_split(data, validation_split=split)
+
+
+def _poisson(model, x, y, sample_weight):
+    """Poisson batches of arrays; None for a dataset of given batches."""
+    if isinstance(x, tf.data.Dataset):
+        if y is not None or sample_weight is not None:
+            raise ValueError(
+                "Expected y=None and sample_weight=None with a "
+                "tf.data.Dataset, got targets or weights beside it. Let "
+                "the dataset give (x, y) or (x, y, sample_weight)."
+            )
+        return None
+    if isinstance(x, poisson_batches.PoissonBatches):
+        checked_batch_size(model.optimizer, x.batch_size)
+        return x
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(
+        model.preprocessed((x, y, sample_weight))
+    )
+    return poisson_batches.PoissonBatches(
+        x,
+        y,
+        sample_weight,
+        batch_size=model.optimizer.batch_size,
+        seed=_sampling_seed(model),
+    )
+
+
+def _sampling_seed(model):
+    """A fixed seed gives each run batches of its own."""
+    if model.optimizer.seed is None:
+        return None
+    entropy = [model.optimizer.seed, model.ledger.steps]
+    return int(np.random.SeedSequence(entropy).generate_state(1)[0])
+
+
+def _distributed(model, poisson):
+    """A dataset of Poisson batches: one of its own for each replica."""
+    strategy, multiple = model.distribute_strategy, model.microbatch_size
+    replicas = strategy.num_replicas_in_sync
+    if replicas == 1:
+        return poisson.dataset(multiple_of=multiple)
+
+    def shards_of(context):
+        count = replicas // context.num_input_pipelines
+        first = context.input_pipeline_id * count
+        shards = [
+            poisson.dataset(multiple_of=multiple, shard=(r, replicas))
+            for r in range(first, first + count)
+        ]
+        # The replicas of a worker take elements in turn.
+        choice = tf.data.Dataset.range(count).repeat()
+        return tf.data.Dataset.choose_from_datasets(shards, choice)
+
+    return strategy.distribute_datasets_from_function(shards_of)
+
+
+def _check_epochs(poisson, dataset, steps_per_epoch):
+    """Refuses a statement about epochs that cannot be true."""
+    if poisson is not None:
+        raise ValueError(
+            "Expected each_example_once_per_epoch=False with Poisson sampling, "
+            "got True: a step draws every example anew. Leave it out."
+        )
+    steps = _cardinality(dataset)
+    if steps is None or (steps_per_epoch or 0) > steps:
+        raise ValueError(
+            "Expected a tf.data.Dataset of known length, and epochs no longer "
+            "than it, with each_example_once_per_epoch=True, got "
+            f"{'unknown or infinite' if steps is None else steps} batches and "
+            f"steps_per_epoch={steps_per_epoch}. Do not repeat the dataset, or "
+            "state its length with `tf.data.experimental.assert_cardinality`."
+        )
+
+
+def _cardinality(dataset):
+    """Number of batches of a dataset, or None."""
+    cardinality = int(dataset.cardinality())
+    return cardinality if cardinality >= 0 else None
+
+
+def _warn_of_cost(dataset, optimizer, steps: int):
+    """Says what batches cost that were not drawn by `PoissonBatches`.
+
+    Args:
+        dataset: `tf.data.Dataset` of batches.
+        optimizer: private optimizer.
+        steps: int, planned; 0 if not known.
+    """
+    sizes = {spec.shape[0] for spec in tree.flatten(dataset.element_spec)}
+    sizes -= {None, optimizer.batch_size}
+    also = ""
+    if sizes:
+        also = (
+            f" Its batches have {min(sizes)} examples, and sums are divided by "
+            f"batch_size={optimizer.batch_size}."
+        )
+    batches = _cardinality(dataset)
+    noise_multiplier = optimizer.effective_noise_multiplier
+    if batches and steps > 0 and 0 < noise_multiplier < math.inf:
+        # Its last batch may be smaller.
+        examples = batches * min(sizes, default=optimizer.batch_size)
+        given, drawn = (
+            accounting.epsilon(
+                noise_multiplier=noise_multiplier,
+                sampling_rate=rate,
+                steps=steps,
+                delta=_DELTA,
+            )
+            for rate in (1.0, min(1.0, optimizer.batch_size / examples))
+        )
+        cost = (
+            f"these {steps} steps cost epsilon = {given:.3g} at delta = "
+            f"{_DELTA:.0e}, and {drawn:.3g} if each step drew its batch from "
+            f"the about {examples:,} examples"
+        )
+    else:
+        cost = "epsilon is much larger than if each step drew its batch"
+    logging.warning(
+        "Batches of a dataset are accounted for without amplification by "
+        "sampling: %s. `fit` draws from arrays, and from "
+        "`tf_dpsub.data.PoissonBatches(rows, map=...)`, whose `map` decodes "
+        "and augments each row anew.%s",
+        cost,
+        also,
+    )
