@@ -11,6 +11,14 @@ import tf_dpsub
 from tf_dpsub import interruptions
 
 
+@pytest.fixture(autouse=True)
+def ctrl_c_raises():
+    """Python's own handler, which a process in the background begins without."""
+    earlier = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, earlier)
+
+
 class _Finalized:
     """Sends a signal from a finalizer, where Python drops exceptions."""
 
