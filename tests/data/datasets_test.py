@@ -7,7 +7,7 @@ from tf_dpsub.data import load
 
 
 def rows(*arrays):
-    """The examples of arrays as a set of bytes."""
+    """Examples of arrays, as a set of bytes."""
     return {row.tobytes() for array in arrays for row in array}
 
 
@@ -205,7 +205,7 @@ class TrainOnly(SmallSet):
 
 
 class PairsOfTexts(SmallSet):
-    """As MNLI has them: no test split of that name, and hidden labels."""
+    """A set like MNLI: no split named test, and hidden labels."""
 
     splits = {
         "train": [0, 1, 2],
@@ -281,7 +281,7 @@ class TestOtherNames:
             (TrainOnly, r"test or validation split.*\['train'\]"),
         ],
     )
-    def test_refuses_what_is_no_classification(
+    def test_refuses_sets_without_classes(
         self, prepared, builder_class, message
     ):
         name = prepared(builder_class)

@@ -45,7 +45,7 @@ def make_folder(file):
 @pytest.mark.parametrize(
     "write", [write_text, write_one_array, write_part_of_a_file, make_folder]
 )
-def test_what_is_no_npz_file_is_refused_in_one_line(tmp_path, write):
+def test_other_files_are_refused_in_one_line(tmp_path, write):
     file = tmp_path / "other.npz"
     write(file)
     with pytest.raises(ValueError, match="Expected an .npz file") as error:

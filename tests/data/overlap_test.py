@@ -1,4 +1,4 @@
-"""A private example that is public, too, is found in whatever form it is."""
+"""Private examples that are also public are found in any form."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ def test_counts_private_examples_that_are_public(examples):
 
 
 @pytest.mark.parametrize("block", [1, 2, 7, 1024])
-def test_whatever_is_read_at_a_time(block, monkeypatch):
+def test_any_number_of_rows_is_read_at_a_time(block, monkeypatch):
     monkeypatch.setattr(overlap, "_ROWS", block)
     private, public = halves(IMAGES)
     assert count(public, private) == 3
@@ -54,7 +54,7 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_copies_of_another_type(form):
-    """What the model sees is the same."""
+    """The model sees the same numbers."""
     private, public = halves(IMAGES)
     assert count(FORMS[form](public), private) == 3
     assert count(public, FORMS[form](private)) == 3
@@ -86,7 +86,7 @@ def test_other_examples_are_not_counted(change):
 
 
 def test_repeated_examples():
-    """All private ones are counted, however often they are public."""
+    """All private copies are counted, however often they are public."""
     private = np.repeat(TOKENS[:2], 3, 0)
     assert count(np.repeat(TOKENS[:1], 5, 0), private) == 3
 
@@ -113,15 +113,15 @@ def test_sources_are_read_in_blocks(monkeypatch):
     monkeypatch.setattr(overlap, "_ROWS", 8)
 
     class Source:
-        asked = []
+        reads = []
 
         def __len__(self):
             return 20
 
         def __getitem__(self, part):
-            self.asked.append(part)
+            self.reads.append(part)
             return IMAGES[:20][part]
 
     private, public = halves(IMAGES)
     assert count(public, Source()) == 3
-    assert all(p.stop - p.start <= 8 for p in Source.asked)
+    assert all(p.stop - p.start <= 8 for p in Source.reads)

@@ -29,7 +29,7 @@ def drawn_indices(dataset, steps):
 
 
 class Source:
-    """A random-access source that records what it is asked for."""
+    """A random-access source that records the indices it is asked for."""
 
     def __init__(self, n, make):
         self.n = n
@@ -46,7 +46,7 @@ class Source:
 
 @pytest.fixture(scope="module")
 def included():
-    """Which examples (columns) were drawn at each step (rows)."""
+    """Mask of the examples (columns) drawn at each step (rows)."""
     _, batches = batches_of()
     included = np.zeros((STEPS, EXAMPLES), bool)
     for step, drawn in enumerate(drawn_indices(batches.dataset(), STEPS)):
@@ -187,7 +187,7 @@ class TestCapacity:
         "n, batch_size",
         [(10_000, 250), (60_000, 1000), (60, 12), (7, 7), (1, 1)],
     )
-    def test_is_the_least_multiple_above_the_quantile(
+    def test_is_the_smallest_multiple_above_the_quantile(
         self, n, batch_size, multiple_of
     ):
         batches = PoissonBatches(np.zeros(n), batch_size=batch_size)
@@ -212,7 +212,7 @@ class TestCapacity:
 
     @pytest.mark.parametrize("value", [0, -8, 2.0, True, None])
     @pytest.mark.parametrize("name", ["multiple_of", "replicas"])
-    def test_refuses_what_is_no_positive_int(self, name, value):
+    def test_refuses_all_but_positive_ints(self, name, value):
         _, batches = batches_of()
         with pytest.raises(ValueError, match=f"Expected {name} >= 1"):
             batches.capacity(**{name: value})
@@ -274,7 +274,7 @@ class TestShards:
         assert not np.any(batch["real"])
 
     @pytest.mark.parametrize("shard", [(2, 2), (-1, 2), (0.0, 1)])
-    def test_refuses_a_replica_there_is_not(self, shard):
+    def test_refuses_an_unknown_replica(self, shard):
         _, batches = batches_of()
         with pytest.raises(ValueError, match="0 <= r < replicas"):
             batches.dataset(shard=shard)
@@ -315,19 +315,19 @@ class TestKeys:
     def test_keys_come_from_the_operating_system_for_each_iterator(
         self, monkeypatch
     ):
-        asked = []
+        sizes = []
 
         def token_bytes(count):
-            asked.append(count)
+            sizes.append(count)
             return b"0" * count
 
         monkeypatch.setattr(secrets, "token_bytes", token_bytes)
         _, batches = batches_of(seed=None)
         dataset = batches.dataset()
         first = drawn_indices(dataset, 5)
-        assert asked == [16]
+        assert sizes == [16]
         assert drawn_indices(dataset, 5) == first
-        assert asked == [16, 16]
+        assert sizes == [16, 16]
 
 
 class TestInMemory:
@@ -417,7 +417,7 @@ class TestMemoryMap:
 
 
 class TestSource:
-    def test_is_asked_for_ascending_distinct_indices(self):
+    def test_gets_ascending_distinct_indices(self):
         source = Source(EXAMPLES, lambda i: (i * 2.0, i))
         batches = PoissonBatches(source, batch_size=12, seed=0)
         # Whether it takes an array, and what a row is like.

@@ -20,11 +20,13 @@ def batches(function, *data, batch_size=N, seed=0):
 
 
 def drawn(sampler, steps=1):
-    found = []
+    steps_drawn = []
     for batch in sampler.dataset(multiple_of=4).take(steps):
         real = batch["real"].numpy() == 1
-        found.append(keras.tree.map_structure(lambda t: t.numpy()[real], batch))
-    return found
+        steps_drawn.append(
+            keras.tree.map_structure(lambda t: t.numpy()[real], batch)
+        )
+    return steps_drawn
 
 
 def test_decodes_rows():
@@ -39,13 +41,13 @@ def test_decodes_rows():
 
     sampler = batches(decode, texts, batch_size=6)
     assert sampler.inputs is None
-    (found,) = drawn(sampler)
-    assert 0 < len(found["y"]) < N
+    (batch,) = drawn(sampler)
+    assert 0 < len(batch["y"]) < N
     expected = np.array([[i, i + 1] for i in range(N)], "float32")
     expected[6:] *= -1
-    for row, label in zip(found["x"]["a"], found["y"]):
+    for row, label in zip(batch["x"]["a"], batch["y"]):
         np.testing.assert_array_equal(row, expected[int(abs(label)) - 1])
-    assert set(found["w"]) == {2.0}
+    assert set(batch["w"]) == {2.0}
     assert sampler.dataset().element_spec["x"]["a"].shape == [None, 2]
 
 
@@ -63,7 +65,7 @@ RANDOM = {
 
 @pytest.mark.parametrize("kind", RANDOM)
 def test_draws(kind):
-    """Fresh for each row and step, secret, and of the row alone."""
+    """Draws are fresh for each row and step, secret, and of the row alone."""
     function = RANDOM[kind]
     first, second = (b["x"] for b in drawn(batches(function), 2))
     numbers = np.concatenate([first, second]).flatten()

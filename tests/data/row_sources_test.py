@@ -1,4 +1,4 @@
-"""Data sets of other kinds give rows that can be drawn."""
+"""Rows of data sets of other kinds."""
 
 import keras
 import numpy as np
@@ -12,7 +12,7 @@ N = len(X)
 
 
 class OneByOne:
-    """As a data set of PyTorch: no array of indices."""
+    """A data set like those of PyTorch, without arrays of indices."""
 
     def __init__(self, names):
         self.names = names
@@ -95,7 +95,7 @@ def test_batches_that_change():
 
 
 @pytest.mark.parametrize(
-    "dataset, told",
+    "dataset, message",
     [
         (tf.data.Dataset.range(4).repeat(), "Do not repeat it"),
         (
@@ -107,13 +107,13 @@ def test_batches_that_change():
     ],
     ids=["endless", "in_order_alone"],
 )
-def test_datasets_without_rows(dataset, told):
-    with pytest.raises(ValueError, match=told):
+def test_datasets_without_rows(dataset, message):
+    with pytest.raises(ValueError, match=message):
         PoissonBatches(dataset, batch_size=1)
 
 
 class Mixing:
-    """A source that standardises what it is asked for."""
+    """A source that standardises the rows of each request."""
 
     assumed = "what the source gives for an example depends on that example"
 
@@ -147,7 +147,7 @@ def test_a_source_that_mixes_rows_is_refused(mix):
     "mix",
     [
         lambda rows: rows,
-        # As products of matrices are, from other numbers of rows.
+        # Products of matrices round so, for other numbers of rows.
         lambda rows: (rows * (1 + 1e-9 * len(rows))).astype("float32"),
         lambda rows: np.where(rows > 1, np.nan, rows),
         # Nothing can be compared.
@@ -165,5 +165,5 @@ def test_inputs_of_a_source_can_be_compared():
     batches = PoissonBatches(source, batch_size=2)
     rows = source[np.arange(9)][0]
     for part, common in ((rows[:4], 4), (rows + 1, 0)):
-        found = overlap.count_common(part, batches.comparable_inputs)
-        assert found == common
+        count = overlap.count_common(part, batches.comparable_inputs)
+        assert count == common

@@ -1,4 +1,4 @@
-"""Any model gets gradient carriers, keeps its weights, and gives them back."""
+"""Any model gets gradient carriers, keeps its weights, and is restored."""
 
 import keras
 import numpy as np
@@ -11,7 +11,7 @@ X = _random.normal(size=(3, 6, 8)).astype("float32")
 
 
 class Block(keras.layers.Layer):
-    """Layers inside of a layer, as in a transformer's encoder."""
+    """A layer with layers inside, as in a transformer's encoder."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -92,7 +92,7 @@ def test_keeps_the_model(make):
 
 
 @MODELS
-def test_gives_it_back(make):
+def test_merging_restores_the_model(make):
     model, plain = make(), make()
     types = [type(v) for v in plain._flatten_layers()]
     config = None if make is subclassed else model.get_config()
@@ -101,8 +101,8 @@ def test_gives_it_back(make):
     assert [type(v) for v in model._flatten_layers()] != types
     assert layers.merge(model) is model
     assert [type(v) for v in model._flatten_layers()] == types
-    for found, expected in zip(model.get_weights(), weights, strict=True):
-        np.testing.assert_array_equal(found, expected)
+    for actual, expected in zip(model.get_weights(), weights, strict=True):
+        np.testing.assert_array_equal(actual, expected)
     if config is not None:
         assert model.get_config() == config
     assert not layers.reparametrized_layers(model)
@@ -112,7 +112,7 @@ def test_gives_it_back(make):
 
 @MODELS
 def test_checkpoints_are_those_of_the_plain_model(make, tmp_path):
-    """Once it is merged: Keras finds layers in them by their class."""
+    """This is so after merging, as Keras finds layers by their class."""
     path = tmp_path / "model.weights.h5"
     plain, model = make(), make()
     plain.save_weights(path)
@@ -151,11 +151,11 @@ def test_ranks_differ_by_layer():
     model = functional()
     layers.reparametrize(model, 2, include=["query", "value"])
     layers.reparametrize(model, 5, include=["hidden$"], exclude=["^block/"])
-    found = ranks(model)
-    assert found.pop("hidden") == 5
-    assert set(found.values()) == {2}
-    assert len(found) == 4
-    # An attention layer that is only in part of that rank does not say so.
+    rank_of = ranks(model)
+    assert rank_of.pop("hidden") == 5
+    assert set(rank_of.values()) == {2}
+    assert len(rank_of) == 4
+    # An attention layer with other ranks inside has none of its own.
     assert type(model.layers[2]) is keras.layers.MultiHeadAttention
     layers.merge(model)
     assert not layers.reparametrized_layers(model)
@@ -194,7 +194,7 @@ def test_layers_of_others_stay_plain():
 
 
 def test_a_private_model_is_loaded_with_its_ranks(tmp_path):
-    """Though the config of a layer does not tell what is inside of it."""
+    """The config of a layer alone lacks the ranks of layers inside of it."""
     keras.saving.register_keras_serializable("test")(Block)
     model = make_private(layers.reparametrize(functional(), 4))
     layers.reparametrize(model.model, 3, include=["logits"])
@@ -256,7 +256,7 @@ class TestErrors:
         model.get_layer("hidden").quantize("int8")
         with pytest.raises(ValueError, match="'hidden'.*quantized to int8"):
             layers.reparametrize(model, 2)
-        # Nothing is half done.
+        # No layer was converted.
         assert not layers.reparametrized_layers(model)
         layers.reparametrize(model, 2, exclude=["^hidden"])
 

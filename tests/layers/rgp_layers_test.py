@@ -1,4 +1,4 @@
-"""Layers with gradient carriers compute and train like their plain twins."""
+"""Layers with gradient carriers compute and train like plain layers."""
 
 import keras
 import numpy as np
@@ -124,7 +124,7 @@ def set_carriers(layer):
 
 
 def gradients(layer, x, sources):
-    """Gradients of a loss, and that of its inputs."""
+    """Gradients of a loss, by weights and by inputs."""
     x = tf.constant(x)
     with tf.GradientTape() as tape:
         # Carriers are not trainable.
@@ -141,10 +141,10 @@ def test_computes_the_same(case, training):
     plain, twin, x = make(case)
     set_carriers(twin)
     expected = run(plain, x).numpy()
-    found = run(twin, x, training=training).numpy()
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    actual = run(twin, x, training=training).numpy()
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
     if not training:
-        np.testing.assert_array_equal(found, expected)
+        np.testing.assert_array_equal(actual, expected)
 
 
 @TWINS
@@ -164,20 +164,20 @@ def test_trains_like_it(case):
         gradients(plain, x, [v.value for v in plain.trainable_variables]),
         gradients(twin, x, [v.value for v in twin.trainable_variables]),
     )
-    for expected, found in pairs:
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    for expected, actual in pairs:
+        np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
 
 
 @WITH_KERNEL
 def test_carriers_have_their_part_of_the_gradient(case):
     plain, twin, x = make(case)
     set_carriers(twin)
-    (own,) = carriers(twin)
+    (pair,) = carriers(twin)
     kernel, _ = gradients(plain, x, [plain.kernel.value])
-    left, right, _ = gradients(twin, x, [own.left.value, own.right.value])
-    kernel = own.matrix(kernel).numpy()
-    left_matrix = np.reshape(own.left, [own.inputs, RANK])
-    right_matrix = np.reshape(own.right, [RANK, own.outputs])
+    left, right, _ = gradients(twin, x, [pair.left.value, pair.right.value])
+    kernel = pair.matrix(kernel).numpy()
+    left_matrix = np.reshape(pair.left, [pair.inputs, RANK])
+    right_matrix = np.reshape(pair.right, [RANK, pair.outputs])
     np.testing.assert_allclose(
         np.reshape(left, left_matrix.shape),
         kernel @ right_matrix.T,
@@ -195,20 +195,22 @@ def test_carriers_have_their_part_of_the_gradient(case):
 @WITH_KERNEL
 def test_kernel_is_a_matrix_from_inputs_to_outputs(case):
     plain, twin, x = make(case, activation=None)
-    (own,) = carriers(twin)
+    (pair,) = carriers(twin)
     tensor = tf.constant(plain.kernel.numpy())
-    back = own.like_kernel(own.matrix(tensor))
+    back = pair.like_kernel(pair.matrix(tensor))
     np.testing.assert_array_equal(back, tensor)
     # Of rank one as a matrix, outputs less the bias have one direction.
     outer = np.outer(
-        _random.normal(size=own.inputs), _random.normal(size=own.outputs)
+        _random.normal(size=pair.inputs), _random.normal(size=pair.outputs)
     )
-    plain.kernel.assign(own.like_kernel(tf.constant(outer, tf.float32)))
+    plain.kernel.assign(pair.like_kernel(tf.constant(outer, tf.float32)))
     difference = (run(plain, x) - run(plain, 0 * x)).numpy()
     outputs = np.moveaxis(difference, 1, -1) if "crossed" in case else None
     if outputs is None:
         outputs = difference
-    spectrum = np.linalg.svd(outputs.reshape(-1, own.outputs), compute_uv=False)
+    spectrum = np.linalg.svd(
+        outputs.reshape(-1, pair.outputs), compute_uv=False
+    )
     assert spectrum[1] < 1e-5 * spectrum[0]
 
 
@@ -272,7 +274,7 @@ def test_masks_pass_through():
     model = keras.Model(inputs, outputs)
     outputs = model(tokens, training=True)
     np.testing.assert_array_equal(outputs._keras_mask, tokens > 0)
-    # What is masked is not attended to.
+    # Masked positions get no attention.
     alone = keras.Model(inputs, outputs=x)(tokens, training=True)
     attention = model.layers[-1]
     alone = attention(alone[:1, :2], alone[:1, :2])

@@ -17,7 +17,7 @@ def model_of(*parts, shape=(4, 4, 6)):
 
 
 def trained(norm):
-    """As after training: other statistics, scale and offset."""
+    """Gives a layer other statistics, scales and offsets, as training does."""
     rng = np.random.default_rng(0)
     for weight in norm.weights:
         weight.assign(rng.uniform(0.5, 2.0, weight.shape))
@@ -74,7 +74,7 @@ def nested():
     x = layers.BatchNormalization(trainable=False, name="frozen")(inputs)
     x = dense(inner(dense(x)))
     x = layers.Dropout(0.5)(x)
-    # Keras keeps with the graph what a layer was called with.
+    # Keras keeps the arguments of a layer's call with the graph.
     x = (
         layers.BatchNormalization(name="called")(x, training=None, mask=None)
         + x
@@ -129,7 +129,7 @@ class TestPretrained:
         with pytest.raises(ValueError, match="'norm'.*freeze.*fold.*replace"):
             replace_batch_normalization(plain)
 
-    def test_replaced_if_so_said(self, plain):
+    def test_replaced_on_request(self, plain):
         changed = replace_batch_normalization(plain, pretrained="replace")
         norm = changed.get_layer("norm")
         assert isinstance(norm, layers.GroupNormalization)
@@ -179,11 +179,11 @@ class Own(keras.Model):
         return self.norm(inputs, training=training)
 
 
-def test_what_cannot_be_rewritten_is_named():
-    own = Own(name="mine")
-    own(np.ones([2, 3]))
+def test_models_that_cannot_be_rewritten_are_named():
+    model = Own(name="mine")
+    model(np.ones([2, 3]))
     with pytest.raises(ValueError, match="Own 'mine'.*GroupNormalization"):
-        replace_batch_normalization(own)
+        replace_batch_normalization(model)
     with pytest.raises(ValueError, match="within' inside of another layer"):
         replace_batch_normalization(model_of(Block()))
 

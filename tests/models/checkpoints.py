@@ -1,4 +1,4 @@
-"""Small checkpoints of language models, as Hugging Face writes them."""
+"""Small checkpoints of language models, in Hugging Face's format."""
 
 import json
 
@@ -86,7 +86,7 @@ def tensors_of(kind):
 
 
 def write_gpt2_of_bytes(path, positions=128, width=32, layers=2):
-    """A folder with a random GPT-2, whose tokens are bytes, for any text."""
+    """Writes a random GPT-2 whose tokens are bytes, for any text."""
     shapes = {
         "wte.weight": (258, width),
         "wpe.weight": (positions, width),
@@ -125,10 +125,10 @@ def write_gpt2_of_bytes(path, positions=128, width=32, layers=2):
         "activation_function": "gelu_new",
     }
     (path / "config.json").write_text(json.dumps(config))
-    # As GPT-2 writes bytes: those that cannot be seen lie above all others.
-    seen = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    hidden = [b for b in range(256) if b not in seen]
-    symbols = [*map(chr, seen), *(chr(256 + k) for k in range(len(hidden)))]
+    # GPT-2 moves bytes without a visible character above all others.
+    visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [b for b in range(256) if b not in visible]
+    symbols = [*map(chr, visible), *(chr(256 + k) for k in range(len(hidden)))]
     # keras_hub needs a merge. Token 0 is a symbol, which pads, too.
     words = [*symbols, "th", "<|endoftext|>"]
     ids = {word: k for k, word in enumerate(words)}
@@ -138,11 +138,11 @@ def write_gpt2_of_bytes(path, positions=128, width=32, layers=2):
 
 
 def write(path, kind, tensors=None, prefix="", **changes):
-    """A folder as Hugging Face's `save_pretrained` writes it."""
-    own, config = tensors_of(kind)
-    tensors = own if tensors is None else tensors
+    """Writes a folder as Hugging Face's `save_pretrained` does."""
+    defaults, config = tensors_of(kind)
+    tensors = defaults if tensors is None else tensors
     names = {prefix + name: tensor for name, tensor in tensors.items()}
-    # In two files, as large models are.
+    # Large models come in several files.
     half = len(names) // 2
     for k, part in enumerate((list(names)[:half], list(names)[half:])):
         safetensors.save_file(
@@ -162,7 +162,7 @@ def write(path, kind, tensors=None, prefix="", **changes):
 
 
 def masked_head(kind):
-    """The head of a masked language model."""
+    """Tensors of the head of a masked language model."""
     rng = np.random.default_rng(1)
 
     def draw(*shape):
@@ -187,7 +187,7 @@ def masked_head(kind):
 
 
 def write_masked(path, kind="bert", head=None):
-    """A folder with a masked language model."""
+    """Writes a folder with a masked language model."""
     tensors, _ = tensors_of(kind)
     head = masked_head(kind) if head is None else head
     return write(path, kind, tensors | head)

@@ -110,15 +110,15 @@ def inputs(model, tokens=TOKENS):
 
 
 class TestFolder:
-    def test_bert_computes_what_it_should(self, tmp_path):
+    def test_bert_agrees_with_the_reference(self, tmp_path):
         model = build("bert", write(tmp_path, "bert"))
         hidden = model.backbone(inputs(model))
         tensors, _ = tensors_of("bert")
         reference = Bert(tensors, heads=2)
         expected = reference(TOKENS, TOKENS > 0)
-        found = hidden["sequence_output"].numpy()
+        actual = hidden["sequence_output"].numpy()
         np.testing.assert_allclose(
-            found[TOKENS > 0], expected[TOKENS > 0], atol=1e-5
+            actual[TOKENS > 0], expected[TOKENS > 0], atol=1e-5
         )
         np.testing.assert_allclose(
             hidden["pooled_output"],
@@ -136,22 +136,22 @@ class TestFolder:
             return x * (1 + np.tanh(inner)) / 2
 
         expected = Bert(tensors, heads=2, gelu=gelu)(TOKENS, TOKENS > 0)
-        found = model.backbone(inputs(model))["sequence_output"].numpy()
+        actual = model.backbone(inputs(model))["sequence_output"].numpy()
         np.testing.assert_allclose(
-            found[TOKENS > 0], expected[TOKENS > 0], atol=1e-5
+            actual[TOKENS > 0], expected[TOKENS > 0], atol=1e-5
         )
 
-    def test_roberta_computes_what_it_should(self, tmp_path):
+    def test_roberta_agrees_with_the_reference(self, tmp_path):
         model = build("roberta", write(tmp_path, "roberta"))
         tensors, _ = tensors_of("roberta")
         reference = Roberta(tensors, heads=2, epsilon=1e-5)
         expected = reference(TOKENS, TOKENS > 0)
-        found = model.backbone(inputs(model)).numpy()
+        actual = model.backbone(inputs(model)).numpy()
         np.testing.assert_allclose(
-            found[TOKENS > 0], expected[TOKENS > 0], atol=1e-5
+            actual[TOKENS > 0], expected[TOKENS > 0], atol=1e-5
         )
 
-    def test_gpt2_computes_what_it_should(self, tmp_path):
+    def test_gpt2_agrees_with_the_reference(self, tmp_path):
         model = build("gpt2", write(tmp_path, "gpt2"))
         t = {k: v.astype("float64") for k, v in tensors_of("gpt2")[0].items()}
         reference = Bert({}, heads=2, epsilon=1e-5)
@@ -177,8 +177,8 @@ class TestFolder:
             y = y * (1 + np.tanh(inner)) / 2
             x = x + dense(f"h.{i}.mlp.c_proj", y)
         expected = reference.norm("ln_f", x) @ t["wte.weight"].T
-        found = model(inputs(model, tokens))
-        np.testing.assert_allclose(found, expected, atol=2e-5)
+        actual = model(inputs(model, tokens))
+        np.testing.assert_allclose(actual, expected, atol=2e-5)
 
     @pytest.mark.parametrize(
         "kind, prefix, head",
@@ -197,8 +197,8 @@ class TestFolder:
             {head: np.zeros(3, "float32")}, other / "head.safetensors"
         )
         expected = build(kind, write(plain, kind)).backbone.get_weights()
-        found = build(kind, other).backbone.get_weights()
-        for a, b in zip(found, expected, strict=True):
+        actual = build(kind, other).backbone.get_weights()
+        for a, b in zip(actual, expected, strict=True):
             np.testing.assert_array_equal(a, b)
 
     def test_old_names_of_norms(self, tmp_path):
@@ -233,7 +233,7 @@ class TestFolder:
         np.testing.assert_array_equal(tokens, [8, 10])
 
     def test_a_saved_model_computes_the_same(self, tmp_path):
-        """With its own activation, which keras_hub would not keep."""
+        """It keeps its activation, which keras_hub alone would lose."""
         model = build("bert", write(tmp_path, "bert"))
         model.save(tmp_path / "model.keras")
         loaded = keras.saving.load_model(
@@ -252,7 +252,7 @@ class TestFolder:
 
 class TestFolderErrors:
     @KINDS
-    def test_lists_what_does_not_fit(self, tmp_path, kind):
+    def test_lists_tensors_that_do_not_fit(self, tmp_path, kind):
         tensors, _ = tensors_of(kind)
         names = list(tensors)
         gone, bent = names[5], names[8]
@@ -319,7 +319,7 @@ class TestFolderErrors:
             ("gpt2", {"activation_function": "gelu"}),
         ],
     )
-    def test_an_activation_that_keras_hub_has_not(self, tmp_path, kind, change):
+    def test_an_activation_unknown_to_keras_hub(self, tmp_path, kind, change):
         write(tmp_path, kind, **change)
         with pytest.raises(ValueError, match="GELU"):
             build(kind, tmp_path)
@@ -353,7 +353,7 @@ class TestRandom:
 
     @KINDS
     def test_is_proved(self, kind):
-        """Its per-example gradients come from the graph."""
+        """Per-example gradients come from the graph."""
         model = BUILD[kind](sequence_length=6, dropout=0.0, **SIZES)
         private = tf_dpsub.make_private(model)
         private.compile(
@@ -390,10 +390,10 @@ class TestMiniLM:
         mask = x["padding_mask"].astype(bool)
         checkpoint = hugging_face.Checkpoint.read(minilm(), "bert")
         expected = Bert(checkpoint.tensors, heads=12)(x["token_ids"], mask)
-        found = model.backbone(x)["sequence_output"].numpy()
-        np.testing.assert_allclose(found[mask], expected[mask], atol=1e-5)
+        actual = model.backbone(x)["sequence_output"].numpy()
+        np.testing.assert_allclose(actual[mask], expected[mask], atol=1e-5)
 
-    def test_knows_what_is_alike(self):
+    def test_similar_texts_have_similar_embeddings(self):
         model = models.bert_classifier(folder=minilm(), sequence_length=24)
         texts = [
             "The movie was wonderful.",

@@ -57,7 +57,7 @@ def test_refuses_a_depth_no_wide_resnet_has(depth):
 
 
 @pytest.mark.parametrize("build", [resnet20_gn, wide_resnet_gn])
-def test_layers_with_weights_are_named_by_where_they_are(build):
+def test_layers_with_weights_are_named_by_their_place(build):
     pattern = r"input_\w+|stage[123]_block[1-4]_\w+|output_norm|logits"
     # Names do not depend on what else was built.
     for _ in range(2):

@@ -34,7 +34,7 @@ class TestPreprocessor:
         assert np.asarray(w[0]).astype(int).tolist() == learned
         assert np.asarray(x["padding_mask"][0]).sum() == 8
 
-    def test_what_is_too_long_is_cut(self, model):
+    def test_long_sequences_are_cut(self, model):
         x, y, w = model.preprocessor(EXAMPLES)
         assert words(model, x["token_ids"][1])[5:] == [*"th i s Ġ i".split()]
         assert words(model, y[1])[-1] == "<|endoftext|>"
@@ -42,9 +42,9 @@ class TestPreprocessor:
 
     def test_in_a_pipeline(self, model):
         data = tf.data.Dataset.from_tensor_slices(EXAMPLES).batch(2)
-        (found,) = data.map(model.preprocessor)
+        (actual,) = data.map(model.preprocessor)
         expected = model.preprocessor(EXAMPLES)
-        for one, other in zip(*map(keras.tree.flatten, (found, expected))):
+        for one, other in zip(*map(keras.tree.flatten, (actual, expected))):
             np.testing.assert_array_equal(one, other)
 
     def test_texts_alone_are_learned_as_a_whole(self, model):
@@ -52,10 +52,10 @@ class TestPreprocessor:
         assert np.asarray(w).sum() == 4
 
 
-def test_it_is_asked_as_it_was_trained(model):
+def test_prompts_are_those_of_training(model):
     inputs = model.preprocessor.generate_preprocess(["abc"], 10)
-    found = words(model, np.asarray(inputs["token_ids"])[0])
-    assert found[:5] == ["<|endoftext|>", *"abc", "Ċ"]
+    actual = words(model, np.asarray(inputs["token_ids"])[0])
+    assert actual[:5] == ["<|endoftext|>", *"abc", "Ċ"]
     assert np.asarray(inputs["padding_mask"]).sum() == 5
 
 

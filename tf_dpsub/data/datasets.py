@@ -21,7 +21,7 @@ NAMES = (
     "e2e",
 )
 
-# What an input is made of: the first of these that a data set has.
+# Features that make an input: the first of these that a data set has.
 _INPUT_FEATURES = (
     ("image",),
     ("sentence1", "sentence2"),
@@ -40,8 +40,8 @@ class Dataset:
 
     Inputs are float32 images `[examples, height, width, channels]` in [0, 1],
     object arrays of `str`, `[examples]` or, for pairs of texts,
-    `[examples, 2]`, or what a file holds, as float32. Targets are int64 labels,
-    `[examples]`, or the texts that answer the inputs.
+    `[examples, 2]`, or the numbers of a file, as float32. Targets are int64
+    labels, `[examples]`, or the texts that answer the inputs.
 
     Attributes:
         name: str, the name it was loaded by.
@@ -71,7 +71,7 @@ class Dataset:
 
     @property
     def is_text(self):
-        """Whether inputs are texts, or pairs of them."""
+        """True if inputs are texts, or pairs of them."""
         return getattr(self.x_train, "dtype", None) == object
 
 
@@ -86,7 +86,7 @@ def load(
     """Loads a data set by name and splits it by a seeded permutation.
 
     The training split is shuffled by `seed`; the first `private` examples are
-    for private training, the `public` ones after them play the public data.
+    for private training, the `public` ones after them serve as public data.
     The same seed gives the same private examples however many are public. The
     test split is whole.
 
@@ -122,9 +122,9 @@ def load(
 
     Raises:
         ValueError: if no data set has that name, if the folder does not hold
-            it, if it is no data of this kind, if a file does not hold arrays
-            that fit together, or if the training split has fewer than
-            `private + public` examples.
+            it, if it is no classification of images or texts, if a file does
+            not hold arrays that fit together, or if the training split has
+            fewer than `private + public` examples.
 
     Example:
 
@@ -143,14 +143,17 @@ def load(
     examples = len(train[1])
     private, public = _checked_sizes(name, examples, private, public)
     order = np.random.default_rng(seed).permutation(examples)
-    own, others = order[:private], order[private : private + public]
+    private_rows, public_rows = (
+        order[:private],
+        order[private : private + public],
+    )
     x, y = train
     return Dataset(
         name=name,
-        x_train=_inputs(x[own]),
-        y_train=y[own],
-        x_public=_inputs(x[others]),
-        y_public=y[others],
+        x_train=_inputs(x[private_rows]),
+        y_train=y[private_rows],
+        x_public=_inputs(x[public_rows]),
+        y_public=y[public_rows],
         x_test=_inputs(test[0]),
         y_test=test[1],
         num_classes=num_classes,
@@ -251,10 +254,10 @@ def _prepared_builder(name, data_dir):
     try:
         builder = tfds.builder(name, data_dir=folder)
     except ValueError as error:
-        known = set(tfds.list_builders(with_community_datasets=False))
-        if name.partition("/")[0] in known:
+        names = set(tfds.list_builders(with_community_datasets=False))
+        if name.partition("/")[0] in names:
             raise
-        close = difflib.get_close_matches(name, {*NAMES, *known}, n=3)
+        close = difflib.get_close_matches(name, {*NAMES, *names}, n=3)
         hint = f" Close matches: {', '.join(close)}." if close else ""
         raise ValueError(
             f"Expected the name of a data set: {', '.join(NAMES)}, or any "

@@ -12,7 +12,7 @@ _SOURCE = "https://github.com/tuetschek/e2e-dataset"
 
 
 def read(folder):
-    """Reads what describes restaurants, and what people wrote about them.
+    """Reads descriptions of restaurants, and texts that people wrote of them.
 
     Most descriptions come several times, each time with another text.
 

@@ -6,14 +6,14 @@ import numpy as np
 import tensorflow as tf
 from keras import tree
 
-# Examples that are read at a time.
+# Number of examples that are read at a time.
 _ROWS = 1024
 
 
 def count_common(public, private) -> int:
-    """Counts the private examples whose inputs are public ones, too.
+    """Counts the private examples whose inputs are also public.
 
-    Inputs are compared by their hashes, as the numbers of float32 that a model
+    Inputs are compared by their hashes, as the float32 numbers that a model
     sees: `uint8` images equal their `float32` copies.
 
     Args:
@@ -25,8 +25,8 @@ def count_common(public, private) -> int:
     Returns:
         int.
     """
-    known = set(_hashes(public))
-    return sum(digest in known for digest in _hashes(private))
+    digests = set(_hashes(public))
+    return sum(digest in digests for digest in _hashes(private))
 
 
 def _hashes(inputs):
@@ -46,14 +46,14 @@ def _chunks(inputs):
 
 
 def inputs_of(data):
-    """The inputs of data that Keras evaluates a model on.
+    """Inputs of the data on which Keras evaluates a model.
 
     Args:
         data: tuple of `x`, and perhaps `y` and weights; `tf.data.Dataset` of
             batches of them; or another source of such batches.
 
     Returns:
-        What `count_common` takes; None where the batches cannot be read twice.
+        An argument of `count_common`; None where batches cannot be read twice.
     """
     if isinstance(data, (tuple, list)):
         return data[0]

@@ -82,8 +82,7 @@ class PoissonBatches:
             source, or where `map` makes others of them.
         comparable_inputs: the inputs as `overlap.count_common` takes them, also
             of a source; `None` where `map` makes others of them.
-        assumptions: tuple of strings, what the privacy statement has to take
-            as given.
+        assumptions: tuple of strings, on which the privacy statement rests.
 
     Raises:
         ValueError: if there are no examples, if `x`, `y` and `sample_weight`
@@ -210,13 +209,15 @@ class PoissonBatches:
                 f"{tuple(shard)}."
             )
 
-        own = len(range(index, self.examples, replicas))
+        shard_examples = len(range(index, self.examples, replicas))
         chunk = self._quantile(replicas) + 1
 
         def indices(key):
             def draw(step):
-                drawn = _draw(own, self.sampling_rate, key[:2], step, chunk)
-                # [drawn], and what the draws of `map` follow from
+                drawn = _draw(
+                    shard_examples, self.sampling_rate, key[:2], step, chunk
+                )
+                # [drawn], and the source of the draws of `map`
                 return index + replicas * drawn, (key[2:], step)
 
             return tf.data.Dataset.counter(dtype=tf.int64).map(draw)
@@ -227,7 +228,7 @@ class PoissonBatches:
             padding = passes * capacity - drawn
             parts = self._gather(indices)
             if self._map is not None:
-                parts = self._map(parts, indices, _of_step(*key))
+                parts = self._map(parts, indices, _step_key(*key))
             parts = parts | {"real": tf.ones([drawn])}
             return {
                 name: keras.tree.map_structure(
@@ -243,14 +244,14 @@ class PoissonBatches:
         return batches.apply(infinite).prefetch(2)
 
     def _keys(self, index, replicas):
-        """A dataset of one element, the new key of whoever iterates over it.
+        """Dataset of one element: a new key for each iteration over it.
 
         Python is called for the key only. A Python generator of the draws is
         slower, and can block a process that exits while tf.data prefetches.
         """
 
         numbers = 2 if self._map is None else 4
-        # TensorFlow keeps the function for ever: it must not hold the data.
+        # TensorFlow keeps the function forever: it must not hold the data.
         seed, iterators = self.seed, self._iterators
 
         def fresh_key():
@@ -270,8 +271,8 @@ class PoissonBatches:
         return tf.data.Dataset.range(1).map(key)
 
     def _quantile(self, replicas):
-        own = math.ceil(self.examples / replicas)
-        return int(stats.binom.isf(_TAIL, own, self.sampling_rate))
+        shard_examples = math.ceil(self.examples / replicas)
+        return int(stats.binom.isf(_TAIL, shard_examples, self.sampling_rate))
 
 
 def _draw(examples, rate, key, step, chunk):
@@ -300,8 +301,8 @@ def _draw(examples, rate, key, step, chunk):
     return tf.cast(drawn, tf.int64)
 
 
-def _of_step(key, step):
-    """The key of a step, `[2]`, from that of an iterator."""
+def _step_key(key, step):
+    """Derives the key of a step, `[2]`, from that of an iterator."""
     seed = key + tf.stack([tf.constant(0, tf.int64), step])
     return tf.random.stateless_uniform([2], seed, None, None, tf.int64)
 
@@ -392,7 +393,7 @@ def _source_reader(source):
 
 
 def _chunks(read, examples):
-    """A function that reads the inputs of all examples, so many at a time."""
+    """Function of a number of rows that reads all inputs in such chunks."""
     return lambda rows: (
         read(np.arange(start, min(start + rows, examples)))["x"]
         for start in range(0, examples, rows)
@@ -430,14 +431,14 @@ def _numpy_gather(read):
         leaves = [
             np.asarray(rows) for rows in keras.tree.flatten(read(indices))
         ]
-        found = [(rows.shape, tf.as_dtype(rows.dtype)) for rows in leaves]
+        shapes = [(rows.shape, tf.as_dtype(rows.dtype)) for rows in leaves]
         expected = [
             ((len(indices), *shape), dtype) for shape, dtype in row_specs
         ]
-        if found != expected:
+        if shapes != expected:
             raise ValueError(
                 f"Expected arrays {expected} (shape, dtype) for {len(indices)} "
-                f"indices, got {found} from the source. Every example must "
+                f"indices, got {shapes} from the source. Every example must "
                 "have the shapes and dtypes of the first one."
             )
         return leaves
@@ -456,10 +457,10 @@ def _numpy_gather(read):
 
 
 def _held_weakly(function):
-    """A function for TensorFlow, which keeps it for ever.
+    """Wraps a function for TensorFlow, which keeps the wrapper forever.
 
-    The dataset holds the one that it stands for, with all data, as long as it
-    is needed.
+    The dataset holds the function itself, with all data, as long as it is
+    needed.
     """
     reference = weakref.ref(function)
     return lambda *arguments: reference()(*arguments)

@@ -1,4 +1,4 @@
-"""Public images from elsewhere, made to fit a model's input."""
+"""Public images from other sources, converted to a model's input shape."""
 
 import numpy as np
 import tensorflow as tf
@@ -7,7 +7,7 @@ from tf_dpsub.data import npz
 
 
 def load_images(path, input_shape: tuple):
-    """Loads images and makes them fit a model that was made for others.
+    """Loads images, and converts them to the input shape of a model.
 
     They are resized with antialiasing, and made grey (by luma weights) where
     the model takes one channel.

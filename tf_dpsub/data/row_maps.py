@@ -38,7 +38,7 @@ class RowMap:
             lambda t: tf.TensorSpec(t.shape[1:], t.dtype),
             batch.structured_outputs,
         )
-        traced = _traced(self._of_one, row, tf.TensorSpec([2], tf.int64))
+        traced = _traced(self._map_row, row, tf.TensorSpec([2], tf.int64))
         _check(traced)
         self._spec = keras.tree.map_structure(
             lambda t: tf.TensorSpec(t.shape, t.dtype), traced.structured_outputs
@@ -59,18 +59,18 @@ class RowMap:
             [tf.fill(tf.shape(indices), key[0]), key[1] + indices], 1
         )  # [rows, 2]
         return tf.map_fn(
-            lambda arguments: self._of_one(*arguments),
+            lambda arguments: self._map_row(*arguments),
             (parts, seeds),
             fn_output_signature=self._spec,
         )
 
-    def _of_one(self, row, seed):
-        keywords = {"seed": _drawn(seed, 0)} if self._takes_seed else {}
-        given = [row["x"], row.get("y"), row.get("w")]
-        while given[-1] is None:
-            given.pop()
+    def _map_row(self, row, seed):
+        keywords = {"seed": _derived_seed(seed, 0)} if self._takes_seed else {}
+        arguments = [row["x"], row.get("y"), row.get("w")]
+        while arguments[-1] is None:
+            arguments.pop()
         with _FreshSeeds(seed):
-            result = self._function(*given, **keywords)
+            result = self._function(*arguments, **keywords)
         result = keras.utils.unpack_x_y_sample_weight(result)
         return {
             name: keras.tree.map_structure(
@@ -82,7 +82,7 @@ class RowMap:
 
 
 class _FreshSeeds(keras.StatelessScope):
-    """Gives each seed generator of Keras a seed of the row's own."""
+    """Scope in which each seed generator of Keras gets a seed of the row."""
 
     def __init__(self, seed):
         super().__init__()
@@ -92,7 +92,7 @@ class _FreshSeeds(keras.StatelessScope):
     def get_current_value(self, variable):
         is_new = id(variable) not in self.state_mapping
         if is_new and variable.name == "seed_generator_state":
-            fresh = _drawn(self._seed, next(self._numbers))
+            fresh = _derived_seed(self._seed, next(self._numbers))
             self.state_mapping[id(variable)] = tf.cast(fresh, variable.dtype)
         return super().get_current_value(variable)
 
@@ -107,8 +107,8 @@ class _FreshSeeds(keras.StatelessScope):
         super().add_update(update)
 
 
-def _drawn(seed, number):
-    """The seed of a given number that belongs to the seed of a row."""
+def _derived_seed(seed, number):
+    """Derives the seed of a number from the seed of a row."""
     shifted = seed + tf.constant([number, 0], tf.int64)
     return tf.random.stateless_uniform([2], shifted, None, None, tf.int64)
 

@@ -1,15 +1,15 @@
-"""Rows of data sets that hand them out in other ways."""
+"""Adapters that read rows of data sets of other kinds."""
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-# Rows that are read together and alone.
+# Number of rows that are read both together and alone.
 _COMPARED = 4
 
 
 def as_source(x):
-    """What `PoissonBatches` can read rows of, made of what is given.
+    """Wraps data as a source from which `PoissonBatches` reads rows.
 
     Args:
         x: `keras.utils.PyDataset`; a `tf.data.Dataset` of rows; or an object
@@ -35,14 +35,14 @@ def as_source(x):
         try:
             x[0]
         except Exception:
-            # As the source itself says it.
+            # The source's own error says more.
             raise error from None
         return _OneByOne(x)
-    _require_rows_of_their_own(x, len(x))
+    _require_independent_rows(x, len(x))
     return _ByIndices(x)
 
 
-def _require_rows_of_their_own(source, count):
+def _require_independent_rows(source, count):
     """Refuses a source whose rows depend on what is read with them.
 
     Formal guarantees: none. A few rows are compared, of a source that gives the
@@ -50,8 +50,8 @@ def _require_rows_of_their_own(source, count):
     """
     indices = np.unique(np.linspace(0, count - 1, _COMPARED, dtype=np.int64))
 
-    def read(chosen):
-        parts = keras.tree.flatten(source[chosen])
+    def read(subset):
+        parts = keras.tree.flatten(source[subset])
         return [np.asarray(part) for part in parts if part is not None]
 
     together = read(indices)
@@ -60,11 +60,11 @@ def _require_rows_of_their_own(source, count):
         return
     for k in range(len(indices)):
         alone = read(indices[k : k + 1])
-        among = [part[k : k + 1] for part in together]
-        if [part.shape for part in alone] != [part.shape for part in among]:
-            # Those that do not give a row for each index raise elsewhere.
+        in_batch = [part[k : k + 1] for part in together]
+        if [part.shape for part in alone] != [part.shape for part in in_batch]:
+            # Sources without a row for each index raise elsewhere.
             return
-        if not all(map(_is_close, alone, among)):
+        if not all(map(_is_close, alone, in_batch)):
             raise ValueError(
                 "Expected a source that gives the same row for an index, "
                 f"whatever is read with it, got another one from "
@@ -75,7 +75,7 @@ def _require_rows_of_their_own(source, count):
 
 
 def _is_close(one, other):
-    """But for how sums over other numbers of rows are rounded."""
+    """Returns whether rows agree, up to rounding in batches of other sizes."""
     if one.shape != other.shape:
         return False
     if one.dtype.kind not in "fc":
@@ -194,7 +194,7 @@ class _RowsOfBatches:
                 f"Expected batches of {self._size} rows of "
                 f"{type(self._batches).__name__}, the last of "
                 f"{self._length - self._last * self._size}, as they were "
-                "first, got another size: a row would be no row any more."
+                "first, got another size: an index would mean another row."
             )
         return keras.tree.map_structure(lambda a: np.asarray(a)[within], batch)
 

@@ -151,9 +151,10 @@ def forward_pass(loss_fn, inputs, states: list) -> Forward:
             if identity not in states_by_handle:
                 raise gradients.UpdatesState(
                     f"'{_name(inner)}' is updated in every forward pass "
-                    "and is no weight of the model: how often tells how many "
-                    "examples were drawn. Make it a weight that is not trained "
-                    "(`add_weight(..., trainable=False)`), or draw from a "
+                    "and is no weight of the model: the number of updates "
+                    "would tell how many examples were drawn. Make it a weight "
+                    "that is not trained (`add_weight(..., "
+                    "trainable=False)`), or draw from a "
                     "`keras.random.SeedGenerator`."
                 )
         changed = {

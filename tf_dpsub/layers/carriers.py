@@ -26,7 +26,7 @@ class Carriers:
         kernel: Keras variable.
         rank: int.
         order: tuple of int, the axes of the kernel, those of the inputs first.
-        split: int, how many axes are those of the inputs.
+        split: int, the number of axes that are those of the inputs.
 
     Attributes:
         kernel: as given.
@@ -71,11 +71,13 @@ def _variable(shape, kernel):
     )
 
 
-class Ranked:
-    """What has a rank in its config: a layer, or one with such layers inside.
+class HasCarrierRank:
+    """Mixin that adds `rank` to the config of a layer.
+
+    The layer has gradient carriers, or contains layers that have them.
 
     Attributes:
-        plain: the Keras layer's class that it takes the place of.
+        plain: the class of the Keras layer that it replaces.
     """
 
     plain = None
@@ -118,12 +120,12 @@ def _renew_signature(layer):
     }
 
 
-class Reparametrized(Ranked, abc.ABC):
-    """A layer with gradient carriers, beside what its plain twin has.
+class Reparametrized(HasCarrierRank, abc.ABC):
+    """Base of layers that add gradient carriers to a plain layer.
 
-    In training, its output is that of the twin plus `L R x - L R x`, of which
-    the first is differentiated with respect to `L` and `R` alone, and the
-    second is not. The gradients of both carriers are thus those of
+    In training, the output is that of the plain layer plus `L R x - L R x`, of
+    which the first is differentiated with respect to `L` and `R` alone, and
+    the second is not. The gradients of both carriers are thus those of
     `W = L R + (a constant)`: `dL = dW R^T` and `dR = L^T dW`.
 
     Attributes:
@@ -172,7 +174,7 @@ class Reparametrized(Ranked, abc.ABC):
     @staticmethod
     @abc.abstractmethod
     def _matrix_axes(layer):
-        """The order of the kernel's axes, and how many are of the inputs.
+        """Order of the kernel's axes, and the number of those of the inputs.
 
         Raises:
             ValueError: as `narrow_side`.

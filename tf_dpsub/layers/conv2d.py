@@ -55,7 +55,7 @@ class RGPConv2D(Reparametrized, keras.layers.Conv2D):
         return (0, 1, 2, 3), 3
 
     def _carried(self, inputs):
-        # To the rank, by patches; from there to the filters, place by place.
+        # From patches to `rank` channels, and from these to the filters.
         coordinates = self.convolution_op(inputs, self.carriers.left)
         return ops.conv(
             coordinates,

@@ -27,8 +27,8 @@ def reparametrize(
 
     `Dense`, `Conv2D`, `EinsumDense` and `MultiHeadAttention` layers become
     their twins of `tf_dpsub.layers`, wherever they are nested, in place, as
-    Keras's own `enable_lora` and `quantize` change layers. What the model
-    computes and its weights stay the same. Layers that are frozen, or whose
+    Keras's own `enable_lora` and `quantize` change layers. The outputs of the
+    model and its weights stay the same. Layers that are frozen, or whose
     kernel is narrower than the rank, stay plain. Checkpoints are those of the
     plain model before, and after `merge`: Keras names layers in them by class.
 
@@ -78,7 +78,7 @@ def reparametrize(
         )
     for layer in fit:
         _TWINS[type(layer)].convert(layer, rank)
-    # An attention layer says its rank, where that is true of all it contains.
+    # An attention layer has this rank if all layers inside of it have it.
     for attention in _of_types(model, (keras.layers.MultiHeadAttention,)):
         inner = _of_types(attention, (keras.layers.EinsumDense, RGPEinsumDense))
         ranks = {getattr(layer, "carrier_rank", None) for layer in inner}
@@ -88,7 +88,7 @@ def reparametrize(
 
 
 def carrier_ranks(model) -> dict:
-    """The rank of each layer of a model that has one, by path.
+    """Carrier ranks of the layers of a model that have one, by path.
 
     Args:
         model: `keras.Model`.
@@ -101,9 +101,9 @@ def carrier_ranks(model) -> dict:
 
 
 def set_carrier_ranks(model, ranks):
-    """Gives layers the ranks that `carrier_ranks` found.
+    """Sets the ranks that `carrier_ranks` returned.
 
-    Layers inside of others do not say them in the config of a model.
+    The config of a model lacks those of layers inside of other layers.
 
     Args:
         model: `keras.Model`.
@@ -118,8 +118,8 @@ def set_carrier_ranks(model, ranks):
 def merge(model):
     """Undoes `reparametrize`: all layers of a model are plain ones again.
 
-    Nothing is computed. A kernel is kept whole at all times; carriers only say
-    how its gradient is learned.
+    Nothing is computed: the kernel of a layer is always whole, and carriers
+    only change how its gradient is learned.
 
     Args:
         model: `keras.Model`.
@@ -143,12 +143,12 @@ def reparametrized_layers(model) -> list:
         List of `tf_dpsub.layers.Reparametrized` layers, each once.
     """
     layers = model._flatten_layers()
-    found = [
+    reparametrized = [
         layer
         for layer in layers
         if isinstance(layer, Reparametrized) and layer.carriers is not None
     ]
-    return list({id(layer): layer for layer in found}.values())
+    return list({id(layer): layer for layer in reparametrized}.values())
 
 
 def _of_types(model, types):
@@ -201,7 +201,7 @@ def _check(layer):
 
 
 def _fits(layer, rank):
-    """Whether a layer is trainable, and its kernel a matrix so wide."""
+    """Returns whether a layer is trainable, with a kernel of that rank."""
     if not layer._kernel.trainable:
         return False
     try:

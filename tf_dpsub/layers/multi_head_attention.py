@@ -2,12 +2,12 @@
 
 import keras
 
-from tf_dpsub.layers.carriers import Ranked
+from tf_dpsub.layers.carriers import HasCarrierRank
 from tf_dpsub.layers.einsum_dense import RGPEinsumDense
 
 
 @keras.saving.register_keras_serializable("tf_dpsub")
-class RGPMultiHeadAttention(Ranked, keras.layers.MultiHeadAttention):
+class RGPMultiHeadAttention(HasCarrierRank, keras.layers.MultiHeadAttention):
     """`keras.layers.MultiHeadAttention` with carriers in its projections.
 
     It computes the same as `MultiHeadAttention`, has the same weights, and

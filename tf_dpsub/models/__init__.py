@@ -51,7 +51,7 @@ NAMES: dict[str, Callable] = {
     "wrn28_4_gn": wrn28_4_gn,
 }
 
-# Those whose inputs are texts.
+# Models whose inputs are texts.
 TEXT_NAMES = (
     "bert_classifier",
     "gpt2",

@@ -1,4 +1,4 @@
-"""Batch normalisation gives way to layers that see one example alone."""
+"""Replacement of batch normalisation by layers that see one example."""
 
 import math
 
@@ -9,8 +9,8 @@ from keras.src.models import Functional
 from tf_dpsub.checks import check_count
 
 _MOST_GROUPS = 32
-# What takes the place of batch normalisation.
-_IN_PLACE = (
+# Layers that replace batch normalisation.
+_REPLACEMENTS = (
     keras.layers.GroupNormalization,
     keras.layers.LayerNormalization,
     keras.layers.Rescaling,
@@ -21,7 +21,7 @@ _PRETRAINED = ("raise", "replace", "fold", "freeze")
 def replace_batch_normalization(
     model, groups: int | None = None, pretrained: str = "raise"
 ):
-    """A copy of a model in which no layer mixes the examples of a batch.
+    """Copies a model, with layers that do not mix the examples of a batch.
 
     Each trainable `BatchNormalization` becomes a `GroupNormalization`, or a
     `LayerNormalization` where an example has one vector of features. The new
@@ -29,8 +29,8 @@ def replace_batch_normalization(
     layers keep their weights. The model that is given is not changed.
 
     The moving statistics of a pretrained model have no place in these layers,
-    and its features would be wrong without them, so that it has to be said
-    what becomes of them:
+    and its features would be wrong without them, so `pretrained` must say what
+    becomes of them:
 
     | `pretrained` | a layer whose moving statistics were trained |
     |---|---|
@@ -109,7 +109,7 @@ def replace_batch_normalization(
 
 
 def trainable_batch_normalizations(model):
-    """List of the layers of a model that normalise over the batch."""
+    """Layers of a model that normalise over the batch, a list."""
     return [
         layer
         for layer in model._flatten_layers()
@@ -118,7 +118,7 @@ def trainable_batch_normalizations(model):
 
 
 def has_statistics(layer):
-    """Whether a layer applies statistics of data that it saw before."""
+    """Returns whether a layer applies statistics of data seen before."""
     if isinstance(layer, keras.layers.BatchNormalization):
         return _is_pretrained(layer)
     # What `replace_batch_normalization` folds them into.
@@ -133,10 +133,10 @@ def _is_trainable_batch_normalization(layer):
 
 def _check_is_graph_of_layers(model):
     for part in (model, *model._flatten_layers(include_self=False)):
-        is_own = isinstance(part, keras.Model) and not isinstance(
+        is_subclassed = isinstance(part, keras.Model) and not isinstance(
             part, (keras.Sequential, Functional)
         )
-        if is_own and trainable_batch_normalizations(part):
+        if is_subclassed and trainable_batch_normalizations(part):
             raise ValueError(
                 "Expected functional and sequential models, got "
                 f"{type(part).__name__} '{part.path or part.name}', whose "
@@ -159,8 +159,8 @@ def _replacement(layer, groups, pretrained):
         frozen = type(layer).from_config(layer.get_config())
         frozen.trainable = False
         return frozen
-    # What the new layers have in common with the old one.
-    kept = {
+    # Settings that a new layer takes over from the old one.
+    settings = {
         name: layer.get_config()[name]
         for name in (
             "name",
@@ -184,19 +184,19 @@ def _replacement(layer, groups, pretrained):
             "scale its input by public constants (`keras.layers.Rescaling`)."
         )
     if len(_input_shape(layer)) == 2:
-        return keras.layers.LayerNormalization(axis=layer.axis, **kept)
+        return keras.layers.LayerNormalization(axis=layer.axis, **settings)
     if groups is None:
         groups = max(
             n
             for n in range(1, min(channels, _MOST_GROUPS) + 1)
             if channels % n == 0 and (positions > 1 or channels // n > 1)
         )
-    return keras.layers.GroupNormalization(groups, axis=layer.axis, **kept)
+    return keras.layers.GroupNormalization(groups, axis=layer.axis, **settings)
 
 
 def _call(layer, *args, **kwargs):
     """Calls a layer with the arguments that the old one was called with."""
-    if isinstance(layer, _IN_PLACE):
+    if isinstance(layer, _REPLACEMENTS):
         # Of batch normalisation alone.
         kwargs = {
             k: v for k, v in kwargs.items() if k not in ("mask", "training")

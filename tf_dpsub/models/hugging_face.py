@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-# Heads of what an encoder was trained for, which a classifier has not.
+# Tensors that a classifier does not take, such as heads for other tasks.
 _UNUSED = re.compile(
     r"(^|\.)(position_ids|masked_bias|attn\.bias)$"
     r"|^(cls|lm_head|classifier|qa_outputs|pooler)\."
@@ -22,7 +22,7 @@ _UNUSED = re.compile(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """A folder that has been read.
+    """A checkpoint in memory.
 
     Attributes:
         path: `pathlib.Path` of the folder.
@@ -36,7 +36,7 @@ class Checkpoint:
 
     @classmethod
     def read(cls, folder, prefix: str):
-        """Reads a folder.
+        """Reads a checkpoint from a folder.
 
         Args:
             folder: string or path-like.
@@ -67,11 +67,11 @@ class Checkpoint:
         Raises:
             ValueError: if it is of another type.
         """
-        found = self.config.get("model_type")
-        if found != model_type:
+        actual = self.config.get("model_type")
+        if actual != model_type:
             raise ValueError(
                 f"Expected a checkpoint of type {model_type!r} in {self.path}, "
-                f"got {found!r}."
+                f"got {actual!r}."
             )
         return self.config
 
@@ -83,10 +83,10 @@ class Checkpoint:
         """
         tensor = self.tensors.get(name)
         if tensor is None or tensor.shape != shape:
-            found = "none" if tensor is None else f"shape {list(tensor.shape)}"
+            actual = "none" if tensor is None else f"shape {list(tensor.shape)}"
             raise ValueError(
                 f"Expected {name} of shape {list(shape)} in {self.path}, got "
-                f"{found}. A model without a head for masked words cannot be "
+                f"{actual}. A model without a head for masked words cannot be "
                 "asked for words."
             )
         return tensor
@@ -105,7 +105,7 @@ class Checkpoint:
             ValueError: lists tensors that are missing, that have another
                 shape, and that nothing uses. Nothing is assigned then.
         """
-        found, missing, misshapen, used = [], [], [], set()
+        assignments, missing, misshapen, used = [], [], [], set()
         for variable in model.weights:
             source = source_of(variable.path, tuple(variable.shape))
             tensors = [self.tensors.get(name) for name in source.names]
@@ -119,7 +119,7 @@ class Checkpoint:
             missing += absent
             misshapen += wrong
             if not wrong and not absent:
-                found.append((variable, source.convert(*tensors)))
+                assignments.append((variable, source.convert(*tensors)))
         extra = [
             name
             for name in self.tensors
@@ -140,7 +140,7 @@ class Checkpoint:
                     if names
                 )
             )
-        for variable, value in found:
+        for variable, value in assignments:
             variable.assign(np.reshape(value, variable.shape))
 
 
@@ -155,7 +155,7 @@ def model_type(folder):
 
 
 def _short(name, prefix):
-    """The name in the encoder alone, as it is written today."""
+    """Name of a tensor within the encoder, in the current spelling."""
     name = name.removeprefix(f"{prefix}.")
     name = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name)
     return re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name)
@@ -163,7 +163,7 @@ def _short(name, prefix):
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """What a variable is made of.
+    """Tensors of a checkpoint that make a variable.
 
     Attributes:
         names: tuple of string, of tensors.

@@ -6,7 +6,7 @@ import pathlib
 
 from tf_dpsub.models import hugging_face
 
-# What checkpoints call activations that Keras knows by another name.
+# Names in checkpoints of the activation that Keras calls gelu_approximate.
 _TANH_GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
 
 
@@ -110,7 +110,7 @@ def roberta_classifier(
 ):
     """Builds a RoBERTa encoder with a classifier of texts on its first token.
 
-    DistilRoBERTa is one of six layers, random by default.
+    Random models are of DistilRoBERTa's size by default: six layers.
 
     The tokenizer of a folder is in vocab.json and merges.txt; inputs of a
     random model are `token_ids` and `padding_mask`.
@@ -230,7 +230,7 @@ def prompted_classifier(
             "Expected a folder with a checkpoint of BERT or RoBERTa, got "
             f"folder={folder!r}, which holds {kind or 'none'}."
         )
-    # Its backbone, and its tokenizer.
+    # This model lends its backbone and its tokenizer.
     plain = makers[kind](
         folder=folder, sequence_length=sequence_length, dropout=dropout
     )
@@ -259,7 +259,7 @@ def prompted_classifier(
     )
     model.get_layer("head_dense").set_weights([dense[0].T, dense[1]])
     model.get_layer("head_layer_norm").set_weights(norm)
-    # Byte pairs know the space before a word.
+    # Tokens of byte pairs include the space before a word.
     space = "" if kind == "bert" else " "
     ids = [prompts.word_id(tokenizer, space + word) for word in words]
     bias = checkpoint.take(head.bias, (plain.backbone.vocabulary_size,))
@@ -377,9 +377,9 @@ def _keras_hub():
 
 
 def _check_sources(preset, folder, sizes):
-    given = {"preset": preset is not None, "folder": folder is not None}
-    given[f"sizes ({', '.join(sizes)})"] = bool(sizes)
-    given = [name for name, is_given in given.items() if is_given]
+    sources = {"preset": preset is not None, "folder": folder is not None}
+    sources[f"sizes ({', '.join(sizes)})"] = bool(sizes)
+    given = [name for name, is_given in sources.items() if is_given]
     if len(given) > 1:
         raise ValueError(
             "Expected a preset, a folder, or sizes of a random model, got "
@@ -444,7 +444,7 @@ def _bert_tokenizer(hub, path):
     return hub.models.BertTokenizer(
         _tokenizer_file(path, "vocab.txt"),
         lowercase=lowercase,
-        # Where it is left open, it goes with the case.
+        # By default, accents are stripped if letters become lower case.
         strip_accents=lowercase if strips is None else strips,
     )
 
@@ -453,7 +453,7 @@ def _byte_pair_tokenizer(cls, path):
     lines = pathlib.Path(_tokenizer_file(path, "merges.txt")).read_text("utf-8")
     return cls(
         vocabulary=_tokenizer_file(path, "vocab.json"),
-        # The first line may tell a version.
+        # The first line may be a version.
         merges=[v for v in lines.splitlines() if v and v[:8] != "#version"],
     )
 

@@ -9,7 +9,7 @@ from keras import ops
 
 from tf_dpsub.models import tokenizers
 
-# Where a template has the text and the word that is asked for.
+# Places in a template of the text, and of the word that is asked for.
 TEXT, MASK = "{text}", "{mask}"
 
 
@@ -39,9 +39,9 @@ class PromptPreprocessor(keras_hub.models.Preprocessor):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        before, found, rest = template.partition(TEXT)
-        between, found_mask, after = rest.partition(MASK)
-        if not (found and found_mask) or TEXT in rest or MASK in after:
+        before, text, remainder = template.partition(TEXT)
+        between, mask, after = remainder.partition(MASK)
+        if not (text and mask) or TEXT in remainder or MASK in after:
             raise ValueError(
                 f"Expected a template with one {TEXT} and then one {MASK}, got "
                 f"{template!r}."
@@ -174,7 +174,7 @@ class PromptedClassifier(keras_hub.models.Task):
         }
 
     def set_words(self, token_ids: list, bias):
-        """Lets logits be those of words, one of each class.
+        """Makes the logits those of words, one for each class.
 
         Args:
             token_ids: list of int, of the words.

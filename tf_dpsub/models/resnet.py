@@ -83,8 +83,8 @@ def wide_resnet_gn(
           Low-rank Reparametrization, ICML 2021](
           https://arxiv.org/abs/2106.09352)
     """
-    blocks, rest = divmod(depth - 4, 2 * _STAGES)
-    if blocks < 1 or rest:
+    blocks, remainder = divmod(depth - 4, 2 * _STAGES)
+    if blocks < 1 or remainder:
         raise ValueError(
             "Expected depth = 6n + 4 with n >= 1 (10, 16, 22, 28, ...), "
             f"because a WRN has three stages of n blocks, got {depth}."
@@ -107,7 +107,7 @@ def wrn28_4_gn(input_shape=(32, 32, 3), num_classes=10):
 
 
 def wrn28_2_gn(input_shape=(32, 32, 3), num_classes=10):
-    """Builds what the RGP paper counts: 1,467,610 parameters, half as wide.
+    """Builds the network that the RGP paper counts: 1,467,610 parameters.
 
     Args: as `wide_resnet_gn`.
     """

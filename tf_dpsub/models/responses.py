@@ -13,9 +13,9 @@ class ResponsePreprocessor(keras_hub.models.GPT2CausalLMPreprocessor):
 
     Called with a dict of `prompts` and `responses`, it puts each prompt, the
     separator and the response into one sequence; sample weights are 1 where the
-    next token is one of the response, or its end, and 0 elsewhere. What is too
-    long is cut at its end. `generate` of the model takes prompts. Called with
-    texts, it is keras_hub's.
+    next token is one of the response, or its end, and 0 elsewhere. Sequences
+    that are too long are cut at the end. `generate` of the model takes prompts.
+    Called with texts, it is keras_hub's.
 
     Args:
         tokenizer: `keras_hub.tokenizers.GPT2Tokenizer`.
@@ -32,7 +32,9 @@ class ResponsePreprocessor(keras_hub.models.GPT2CausalLMPreprocessor):
     def call(self, x, y=None, sample_weight=None, sequence_length=None):
         if not isinstance(x, dict):
             return super().call(x, y, sample_weight, sequence_length)
-        prompts = tokenizers.ragged(self.tokenizer, self._asked(x["prompts"]))
+        prompts = tokenizers.ragged(
+            self.tokenizer, self._with_separator(x["prompts"])
+        )
         responses = tokenizers.ragged(self.tokenizer, x["responses"])
         # One more: the last token is a target alone.
         token_ids, padding_mask = self.packer(
@@ -54,9 +56,11 @@ class ResponsePreprocessor(keras_hub.models.GPT2CausalLMPreprocessor):
         )
 
     def generate_preprocess(self, x, sequence_length=None):
-        return super().generate_preprocess(self._asked(x), sequence_length)
+        return super().generate_preprocess(
+            self._with_separator(x), sequence_length
+        )
 
-    def _asked(self, prompts):
+    def _with_separator(self, prompts):
         """Prompts, with the separator after them."""
         return tf.strings.join([prompts, self.separator])
 

@@ -100,8 +100,8 @@ def require_none(
                 if any(is_key(i) for i in op.inputs):
                     raise UpdatesState(
                         f"{op.type} '{op.name}' keeps a secret key of the step "
-                        "in a state that is not a seed generator's. Leave it "
-                        "out."
+                        "in a variable that is no seed of a generator. Leave "
+                        "it out."
                     )
             continue
         # Within a function, what depends on the batch is not followed.

@@ -83,8 +83,8 @@ class Sources:
         if seeded:
             raise ReadsState(
                 f"Expected secret random numbers, got {seeded[0]} with a seed "
-                "that the program tells: who knows it would know which place "
-                "in the batch an example had. Leave out `seed=` and op "
+                "that is fixed in the program: who knows it would know which "
+                "place in the batch an example had. Leave out `seed=` and op "
                 "determinism, or draw from a `keras.random.SeedGenerator` that "
                 "is an attribute of a layer."
             )
