@@ -1,4 +1,4 @@
-"""Files are replaced as a whole, and are their owner's alone."""
+"""Files are replaced as a whole, and only their owner can read them."""
 
 import os
 import stat
@@ -31,7 +31,7 @@ def test_a_file_is_replaced_by_a_private_one_with_its_ending(tmp_path):
 
 
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
-def test_what_stops_the_writing_leaves_the_earlier_file(tmp_path, error):
+def test_an_interrupted_write_leaves_the_earlier_file(tmp_path, error):
     path = tmp_path / "metrics.csv"
     files.write_text(path, "earlier")
 
@@ -58,15 +58,18 @@ def test_a_file_is_durable_before_it_replaces_another(tmp_path, monkeypatch):
     assert calls == ["fsync", "replace", "fsync"]
 
 
-def test_what_killed_processes_left_is_removed(tmp_path):
-    left = []
+def test_incomplete_files_of_killed_processes_are_removed(tmp_path):
+    writes = []
     files.replace(
         tmp_path / "a.npz",
-        lambda incomplete: left.append(
+        lambda incomplete: writes.append(
             (incomplete, incomplete.write_text("x"))
         ),
     )
-    (incomplete, _), folder = left[0], files.make_folder(tmp_path / "run" / "b")
+    (incomplete, _), folder = (
+        writes[0],
+        files.make_folder(tmp_path / "run" / "b"),
+    )
     assert _mode(folder) == 0o700
     (folder / incomplete.name).write_text("half", "utf-8")
     assert files.is_empty(folder)

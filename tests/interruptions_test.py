@@ -1,4 +1,4 @@
-"""A signal ends training, whatever drops the exception that it raises."""
+"""A signal ends training, even if its exception is dropped."""
 
 import signal
 import threading
@@ -20,7 +20,7 @@ def ctrl_c_raises():
 
 
 class _Finalized:
-    """Sends a signal from a finalizer, where Python drops exceptions."""
+    """Sends a signal from a finalizer, in which Python drops exceptions."""
 
     def __init__(self, number):
         self._number = number
@@ -58,12 +58,12 @@ def test_ctrl_c_that_is_dropped_ends_training(moment):
     # Nothing is charged for after it.
     assert model.ledger.steps == (0 if moment == "on_epoch_begin" else 2)
     assert signal.getsignal(signal.SIGINT) is handler
-    # It does not end the next one.
+    # The next call of `fit` is not affected.
     model.fit(np.ones([4, 2]), np.ones(4), verbose=0)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_what_a_handler_of_the_users_raises_is_kept():
+def test_exceptions_of_a_users_handler_are_kept():
     def handler(number, frame):
         raise SystemExit(number)
 
@@ -84,13 +84,13 @@ def test_an_exception_that_gets_through_is_raised_once():
 
 
 def test_in_a_thread_handlers_stay_as_they_are():
-    found = []
+    handlers = []
 
     def enter():
         with interruptions.kept():
-            found.append(signal.getsignal(signal.SIGINT))
+            handlers.append(signal.getsignal(signal.SIGINT))
 
     thread = threading.Thread(target=enter)
     thread.start()
     thread.join()
-    assert found == [signal.getsignal(signal.SIGINT)]
+    assert handlers == [signal.getsignal(signal.SIGINT)]

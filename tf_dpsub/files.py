@@ -12,7 +12,7 @@ def replace(path, write):
     """Replaces a file as a whole, durably.
 
     Whatever stops the program or fills the disk leaves the earlier file, or
-    this one. What a process left that was killed, `remove_incomplete` removes.
+    this one. `remove_incomplete` removes what a killed process has left.
 
     Formal guarantees: nothing is released. Others than the owner of the file
     can read neither it nor what is written of it until then.
@@ -49,7 +49,7 @@ def write_text(path, text: str):
 
 
 def opener(path, flags):
-    """As `opener` of `open`: a new file is its owner's alone."""
+    """Opens a file, for `open(..., opener=opener)`: a new one is private."""
     return os.open(path, flags, 0o600)
 
 
@@ -69,12 +69,12 @@ def make_folder(path):
 
 
 def is_empty(folder) -> bool:
-    """Whether a folder holds nothing but files that were never complete."""
+    """Returns whether a folder has no files, or incomplete ones alone."""
     return not complete(folder)
 
 
 def complete(folder):
-    """Lists what is in a folder but files that were never complete.
+    """Lists the content of a folder, without incomplete files.
 
     Args:
         folder: `pathlib.Path`.
@@ -86,7 +86,7 @@ def complete(folder):
 
 
 def remove_incomplete(folder):
-    """Removes what killed processes left of files that were never complete.
+    """Removes incomplete files, which killed processes have left.
 
     Args:
         folder: `pathlib.Path`, which no other process writes to.

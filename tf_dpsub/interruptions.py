@@ -1,4 +1,4 @@
-"""Ctrl-C that is not lost.
+"""Signals such as Ctrl-C, raised again where something drops them.
 
 Python drops an exception that is raised in a finalizer, of which TensorFlow
 runs many while it traces, and Keras has clauses that drop any: after Ctrl-C,
@@ -10,24 +10,25 @@ import functools
 import signal
 import threading
 
-# Signals are of the process. What a handler raised, until it got through.
+# The exception of a handler, until it is raised again. There is one list, as
+# signals are those of the process.
 _raised: list = []
 
 
 @contextlib.contextmanager
 def kept():
-    """The context in which what handlers of signals raise is kept.
+    """Context that keeps the exceptions which handlers of signals raise.
 
-    Where something drops it, `check` raises it again, and so does the end of
+    Where something drops one, `check` raises it again, and so does the end of
     the context.
     """
     handlers = {}
     # Other threads get no signals, and may not handle them.
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
-            earlier = signal.getsignal(number)
-            if callable(earlier):
-                handlers[number] = functools.partial(_handle, earlier)
+            previous = signal.getsignal(number)
+            if callable(previous):
+                handlers[number] = functools.partial(_handle, previous)
                 signal.signal(number, handlers[number])
     try:
         yield
@@ -40,7 +41,7 @@ def kept():
 
 
 def check():
-    """Raises what a handler of a signal raised, if it was dropped."""
+    """Raises the exception of a signal's handler again, if it was dropped."""
     if _raised:
         raise _raised.pop()
 

@@ -1,4 +1,4 @@
-"""What the package needs, and old names of what has moved out of it."""
+"""Dependencies of the package, and old names of functions that moved."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ from tf_dpsub import analysis, planning
 
 
 @pytest.mark.parametrize("name", planning.__all__)
-def test_what_plans_has_its_old_name_with_a_warning(name):
+def test_planning_keeps_its_old_names_with_a_warning(name):
     with pytest.warns(FutureWarning, match=f"tf_dpsub.planning.{name}"):
         assert getattr(analysis, name) is getattr(planning, name)
 

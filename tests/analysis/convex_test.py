@@ -1,10 +1,10 @@
-"""Algorithm 1, against sums that are written out."""
+"""Algorithm 1, against explicit sums."""
 
 import numpy as np
 import pytest
 
 from tf_dpsub.analysis import averaged_sgd
-from tf_dpsub.analysis.convex import _DRAWN
+from tf_dpsub.analysis.convex import _BLOCK
 
 SETTING = {
     "examples": 5,
@@ -23,14 +23,14 @@ def to_points(x, i):
 
 
 def test_is_the_mean_of_iterates_without_noise():
-    found = averaged_sgd(
+    mean = averaged_sgd(
         to_points, **SETTING | {"examples": 1, "regularization": 0.5}
     )
     x, iterates = np.zeros(3), []
     for _ in range(200):
         x = x - 0.1 * (x - POINTS[0] + 0.5 * x)
         iterates.append(x)
-    np.testing.assert_allclose(found, np.mean(iterates, 0))
+    np.testing.assert_allclose(mean, np.mean(iterates, 0))
 
 
 def test_examples_are_drawn_uniformly():
@@ -47,9 +47,9 @@ def test_examples_are_drawn_uniformly():
 
 
 def test_noise_is_a_multiple_of_the_bound():
-    """Of a loss without gradients: a random walk, whose mean has a variance."""
+    """Without gradients, iterates are a random walk of known variance."""
     dimensions, steps = 20_000, 60
-    found = averaged_sgd(
+    mean = averaged_sgd(
         lambda x, i: np.zeros(dimensions),
         **SETTING
         | {
@@ -61,23 +61,23 @@ def test_noise_is_a_multiple_of_the_bound():
     # Of step t, all iterates from t on hold its noise.
     weights = (steps - np.arange(steps)) / steps
     expected = 0.1 * 3.0 * 10.0 * np.sqrt(np.sum(weights**2))
-    assert found.std() == pytest.approx(expected, rel=0.03)
-    assert dimensions * steps > _DRAWN
+    assert mean.std() == pytest.approx(expected, rel=0.03)
+    assert dimensions * steps > _BLOCK
 
 
 def test_a_gradient_above_the_bound_is_scaled_down():
-    found = averaged_sgd(
+    mean = averaged_sgd(
         lambda x, i: np.array([30.0, 40.0, 0.0]), **SETTING | {"steps": 1}
     )
-    np.testing.assert_allclose(found, [-0.6, -0.8, 0.0])
+    np.testing.assert_allclose(mean, [-0.6, -0.8, 0.0])
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e200])
 def test_no_gradient_moves_an_iterate_by_more_than_the_bound(value):
-    found = averaged_sgd(
+    mean = averaged_sgd(
         lambda x, i: np.array([value, 1.0, 0.0]), **SETTING | {"steps": 1}
     )
-    assert np.linalg.norm(found) <= 0.1 * 10.0 * (1 + 1e-12)
+    assert np.linalg.norm(mean) <= 0.1 * 10.0 * (1 + 1e-12)
 
 
 def test_the_seed_fixes_the_draws():

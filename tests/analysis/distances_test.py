@@ -1,4 +1,4 @@
-"""Distances of subspaces, against angles that were made."""
+"""Distances of subspaces, against known angles."""
 
 import math
 
@@ -19,7 +19,7 @@ def orthonormal(n, k):
 
 
 def tilted(basis, other, angles):
-    """A basis at angles to another one, mixed so that it cannot be seen."""
+    """A basis at given angles to another one, in mixed coordinates."""
     turned = basis * np.cos(angles) + other * np.sin(angles)
     return turned @ _random.normal(size=(len(angles),) * 2)
 
@@ -29,8 +29,8 @@ class TestSubspaces:
         basis = orthonormal(20, 6)
         angles = np.array([0.0, 0.3, 1.2])
         second = tilted(basis[:, :3], basis[:, 3:], angles)
-        found = principal_angles(basis[:, :3], second)
-        np.testing.assert_allclose(found, [1.2, 0.3, 0.0], atol=1e-7)
+        result = principal_angles(basis[:, :3], second)
+        np.testing.assert_allclose(result, [1.2, 0.3, 0.0], atol=1e-7)
         expected = math.sqrt((math.sin(1.2) ** 2 + math.sin(0.3) ** 2) / 3)
         distance = subspace_distance(basis[:, :3], second)
         assert distance == pytest.approx(expected)
@@ -52,11 +52,11 @@ class TestSubspaces:
 
 
 class TestProjectionResidual:
-    def test_of_what_was_planted(self):
+    def test_of_known_singular_values(self):
         u, v = orthonormal(9, 4), orthonormal(7, 4)
         gradient = (u * [4, 3, 2, 1]) @ v.T
-        own = projection_residual(gradient, gradient, 2)
-        assert own == pytest.approx((5 / 30) ** 0.5)
+        residual = projection_residual(gradient, gradient, 2)
+        assert residual == pytest.approx((5 / 30) ** 0.5)
         assert projection_residual(gradient, gradient, 4) < 1e-12
 
     def test_either_side_is_enough(self):

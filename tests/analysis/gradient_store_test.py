@@ -9,7 +9,7 @@ from tf_dpsub.analysis import GradientStore
 
 
 class Parameter:
-    """What a store knows of a variable."""
+    """The attributes of a variable that a store reads."""
 
     def __init__(self, path, *shape):
         self.path, self.shape = path, shape
@@ -40,17 +40,17 @@ def test_rows_are_what_was_written(tmp_path, dtype, tolerance, size):
     assert store.shape == (0, 8)
     rows = []
     for step in (0, 5, 10):
-        own = [size * g for g in gradients()]
-        store.append(own, step)
-        rows.append(flat(own))
+        scaled = [size * g for g in gradients()]
+        store.append(scaled, step)
+        rows.append(flat(scaled))
     opened = GradientStore(tmp_path)
     assert opened.shape == (3, 8)
     assert opened.steps.tolist() == [0, 5, 10]
-    found = everything(opened)
-    assert found.dtype == np.float32
-    np.testing.assert_allclose(found, rows, atol=tolerance * 4 * size)
+    stack = everything(opened)
+    assert stack.dtype == np.float32
+    np.testing.assert_allclose(stack, rows, atol=tolerance * 4 * size)
     part = opened.block(slice(1, 3), slice(2, 5))
-    np.testing.assert_array_equal(part, found[1:3, 2:5])
+    np.testing.assert_array_equal(part, stack[1:3, 2:5])
 
 
 def test_a_row_of_zeros(tmp_path):
@@ -68,7 +68,7 @@ def test_goes_on_where_it_stopped(tmp_path):
     np.testing.assert_allclose(everything(store)[0], flat(first), rtol=1e-6)
 
 
-def test_a_row_that_was_cut_off_is_none(tmp_path):
+def test_an_incomplete_row_does_not_count(tmp_path):
     store = GradientStore.create(tmp_path, WEIGHTS)
     first, second = gradients(), gradients()
     store.append(first, 0)
@@ -110,7 +110,7 @@ def test_a_full_disk_leaves_what_was_written(tmp_path, monkeypatch):
 
 
 class _Wrapped:
-    """A file that writes otherwise."""
+    """A file with another `write`."""
 
     def __init__(self, file, write):
         self._file, self.write = file, write
@@ -125,7 +125,7 @@ class _Wrapped:
         self._file.close()
 
 
-def test_a_bound_on_what_it_takes(tmp_path):
+def test_a_bound_on_the_size(tmp_path):
     store = GradientStore.create(tmp_path, WEIGHTS, max_bytes=100)
     assert not store.is_full
     store.append(gradients(), 0)
@@ -146,9 +146,9 @@ def test_a_bound_on_what_it_takes(tmp_path):
 def test_a_row_that_is_not_finite_is_named(tmp_path, value):
     store = GradientStore.create(tmp_path, WEIGHTS, dtype="float16")
     for step in (10, 20, 30):
-        own = gradients()
-        own[0][2, 1] = value if step == 20 else 0.5
-        store.append(own, step)
+        arrays = gradients()
+        arrays[0][2, 1] = value if step == 20 else 0.5
+        store.append(arrays, step)
     with pytest.raises(
         ValueError, match="NaN or infinity in row 1, of step 20"
     ):

@@ -1,4 +1,4 @@
-"""Coefficients and the bound, against what is written out."""
+"""Coefficients and the bound, against explicit formulas."""
 
 import math
 
@@ -21,26 +21,26 @@ class TestCoefficients:
     def test_are_norms_outside_of_the_directions(self):
         gradients = _random.normal(size=(30, 10))
         basis = np.linalg.qr(_random.normal(size=(10, 4)))[0]
-        found = analysis.restricted_lipschitz(gradients, basis)
+        result = analysis.restricted_lipschitz(gradients, basis)
         for k in range(5):
-            own = basis[:, :k]
-            outside = gradients - gradients @ own @ own.T
+            first = basis[:, :k]
+            outside = gradients - gradients @ first @ first.T
             expected = np.linalg.norm(outside, axis=1).max()
-            assert found[k] == pytest.approx(expected)
+            assert result[k] == pytest.approx(expected)
         some = analysis.restricted_lipschitz(gradients, basis, [4, 0])
-        np.testing.assert_allclose(some, found[[4, 0]])
+        np.testing.assert_allclose(some, result[[4, 0]])
 
     def test_nothing_is_left_outside_of_all(self):
         gradients = _random.normal(size=(5, 3))
-        found = analysis.restricted_lipschitz(gradients, np.eye(3))
-        assert found[-1] < 1e-7
+        result = analysis.restricted_lipschitz(gradients, np.eye(3))
+        assert result[-1] < 1e-7
 
     def test_directions_of_zeros_take_nothing_away(self):
-        """As those of a stack of lower rank are."""
+        """A stack of lower rank gives such directions."""
         gradients = np.ones((2, 3))
         basis = np.array([[1.0, 0.0], [0.0, 0.0], [0.0, 0.0]])
-        found = analysis.restricted_lipschitz(gradients, basis)
-        np.testing.assert_allclose(found**2, [3, 2, 2])
+        result = analysis.restricted_lipschitz(gradients, basis)
+        np.testing.assert_allclose(result**2, [3, 2, 2])
 
     @pytest.mark.parametrize(
         "arguments, message",
@@ -50,7 +50,7 @@ class TestCoefficients:
             ((np.ones((2, 3)), np.eye(3)[:, :1], [2]), "ranks from 0 to 1"),
         ],
     )
-    def test_what_does_not_fit(self, arguments, message):
+    def test_arguments_that_do_not_fit(self, arguments, message):
         with pytest.raises(ValueError, match=message):
             analysis.restricted_lipschitz(*arguments)
 
@@ -63,7 +63,7 @@ class TestBound:
     def test_is_the_theorems(self):
         """Coefficients 3 and, from rank 2 on, 0.1; eight dimensions."""
         coefficients = {0: 3.0, 1: 3.0, 2: 0.1}
-        found, k = bound(coefficients)
+        result, k = bound(coefficients)
         noise = math.log(1e6) ** 0.5 / 2000
 
         def at(k, outside):
@@ -77,10 +77,10 @@ class TestBound:
             8: at(8, 0.0),
         }
         assert k == min(values, key=values.get)
-        assert found == pytest.approx(values[k])
+        assert result == pytest.approx(values[k])
 
     def test_does_not_depend_on_dimensions_where_gradients_decay(self):
-        """As k^-1.5; it does where they do not."""
+        """They decay as k^-1.5; without decay, the bound depends on them."""
         ranks = [0, *(2**s for s in range(20))]
         decaying = {k: max(k, 1) ** -1.5 for k in ranks}
         constant = dict.fromkeys(ranks, 1.0)

@@ -10,7 +10,7 @@ _random = np.random.default_rng(0)
 
 
 def decaying(rows, columns, exponent=0.6):
-    """A matrix whose singular values are a power law, and these."""
+    """A matrix whose singular values follow a power law, and the values."""
     count = min(rows, columns)
     values = np.arange(1, count + 1) ** -exponent
     left = np.linalg.qr(_random.normal(size=(rows, count)))[0]
@@ -19,7 +19,7 @@ def decaying(rows, columns, exponent=0.6):
 
 
 class Parameter:
-    """What a store knows of a variable."""
+    """The attributes of a variable that a store reads."""
 
     def __init__(self, path, *shape):
         self.path, self.shape = path, shape
@@ -37,30 +37,32 @@ def stored(folder, matrix, dtype="float32"):
 class TestTopSingularValues:
     @pytest.mark.parametrize("few", [2**14, 0])
     def test_are_those_of_numpy(self, monkeypatch, few):
-        """By all products of rows, and by passes over the stack."""
+        """This holds by all products of rows, and by passes over the stack."""
         monkeypatch.setattr(spectra, "_FEW", few)
         monkeypatch.setattr(spectra, "_BLOCK", 70 * 13)
         matrix, _ = decaying(70, 200)
-        found = analysis.top_singular_values(
+        result = analysis.top_singular_values(
             matrix, 8, iterations=60, directions=True
         )
         _, values, right = np.linalg.svd(matrix.astype(float))
-        np.testing.assert_allclose(found.singular_values, values[:8], rtol=1e-4)
-        assert analysis.subspace_distance(found.directions, right[:8].T) < 1e-3
-        signs = np.sign(np.sum(found.directions.T * right[:8], 1))
         np.testing.assert_allclose(
-            found.directions * signs, right[:8].T, atol=5e-3
+            result.singular_values, values[:8], rtol=1e-4
         )
-        assert found.energy == pytest.approx(np.sum(values**2), rel=1e-5)
+        assert analysis.subspace_distance(result.directions, right[:8].T) < 1e-3
+        signs = np.sign(np.sum(result.directions.T * right[:8], 1))
+        np.testing.assert_allclose(
+            result.directions * signs, right[:8].T, atol=5e-3
+        )
+        assert result.energy == pytest.approx(np.sum(values**2), rel=1e-5)
 
     def test_both_ways_make_the_same_iterations(self, monkeypatch):
         matrix, _ = decaying(90, 60)
-        found = []
+        result = []
         for few in (2**14, 0):
             monkeypatch.setattr(spectra, "_FEW", few)
-            found.append(analysis.top_singular_values(matrix, 5, iterations=1))
+            result.append(analysis.top_singular_values(matrix, 5, iterations=1))
         np.testing.assert_allclose(
-            found[0].singular_values, found[1].singular_values, rtol=1e-5
+            result[0].singular_values, result[1].singular_values, rtol=1e-5
         )
 
     def test_more_iterations_come_closer_from_below(self):
@@ -79,22 +81,22 @@ class TestTopSingularValues:
 
     def test_of_a_stack_of_low_rank(self):
         matrix = np.outer(np.arange(6.0), np.ones(9))
-        found = analysis.top_singular_values(matrix, 3, directions=True)
+        result = analysis.top_singular_values(matrix, 3, directions=True)
         expected = np.linalg.norm(matrix)
         np.testing.assert_allclose(
-            found.singular_values, [expected, 0, 0], atol=1e-4
+            result.singular_values, [expected, 0, 0], atol=1e-4
         )
-        np.testing.assert_allclose(np.abs(found.directions[:, 0]), 1 / 3)
-        assert not found.directions[:, 1:].any()
+        np.testing.assert_allclose(np.abs(result.directions[:, 0]), 1 / 3)
+        assert not result.directions[:, 1:].any()
 
     @pytest.mark.parametrize("dtype", ["float32", "float16"])
     def test_of_gradients_on_disk(self, tmp_path, dtype):
         matrix, values = decaying(40, 300)
         # As small as those of a large model, below float16's own range.
         store = stored(tmp_path, 1e-7 * matrix, dtype)
-        found = analysis.top_singular_values(store, 5, iterations=50)
+        result = analysis.top_singular_values(store, 5, iterations=50)
         np.testing.assert_allclose(
-            found.singular_values, 1e-7 * values[:5], rtol=1e-3
+            result.singular_values, 1e-7 * values[:5], rtol=1e-3
         )
 
     def test_of_some_rows(self, tmp_path):
@@ -103,11 +105,11 @@ class TestTopSingularValues:
         some = slice(10, 25)
         expected = np.linalg.svd(matrix[some], compute_uv=False)
         for stack in (matrix, store):
-            found = analysis.top_singular_values(
+            result = analysis.top_singular_values(
                 stack, 3, iterations=80, rows=some
             )
             np.testing.assert_allclose(
-                found.singular_values, expected[:3], rtol=1e-4
+                result.singular_values, expected[:3], rtol=1e-4
             )
 
     def test_the_seed_is_of_the_start(self):
@@ -128,7 +130,7 @@ class TestTopSingularValues:
     @pytest.mark.parametrize(
         "changes", [{"k": 0}, {"k": 2.0}, {"iterations": 0}]
     )
-    def test_counts_that_are_none(self, changes):
+    def test_counts_below_one(self, changes):
         arguments = {"k": 1} | changes
         with pytest.raises(ValueError, match="Expected (k|iterations) >= 1"):
             analysis.top_singular_values(np.ones((3, 3)), **arguments)
@@ -158,10 +160,10 @@ class TestStableRank:
 
 def test_explained_energy():
     matrix, values = decaying(30, 20)
-    found = analysis.top_singular_values(matrix, 20, iterations=1)
+    result = analysis.top_singular_values(matrix, 20, iterations=1)
     expected = np.cumsum(values**2) / np.sum(values**2)
     np.testing.assert_allclose(
-        analysis.explained_energy(found), expected, rtol=1e-4
+        analysis.explained_energy(result), expected, rtol=1e-4
     )
     nothing = analysis.top_singular_values(np.zeros((4, 4)), 2)
     assert analysis.explained_energy(nothing).tolist() == [0, 0]
@@ -176,7 +178,7 @@ class TestDecayExponent:
         low, high = fit.interval
         assert low == pytest.approx(high)
 
-    def test_the_interval_covers_as_often_as_it_says(self):
+    def test_the_interval_has_its_coverage(self):
         ranks = np.arange(1, 41)
         covered = 0
         for _ in range(400):

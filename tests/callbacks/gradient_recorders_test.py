@@ -1,4 +1,4 @@
-"""Tests of the callbacks that write down what gradients look like."""
+"""Callbacks that record properties of gradients."""
 
 import csv
 
@@ -65,8 +65,8 @@ class TestProjectionErrorRecorder:
             plain.layers[0].name,
             "all",
         ] * 2
-        found = gradients(plain, x, y)
-        outside = np.sum(found[:, 2:] ** 2) / np.sum(found**2)
+        per_example = gradients(plain, x, y)
+        outside = np.sum(per_example[:, 2:] ** 2) / np.sum(per_example**2)
         for row in rows:
             np.testing.assert_allclose(float(row["error"]), outside, rtol=1e-5)
 
@@ -110,8 +110,10 @@ class TestSpectrumRecorder:
             x, y, file, eigenvalues=3, epochs=[1, 3]
         )
         compiled(plain).fit(*data(), epochs=3, verbose=0, callbacks=[recorder])
-        found = gradients(plain, x, y)
-        expected = np.linalg.svd(found, compute_uv=False)[:3] ** 2 / len(x)
+        per_example = gradients(plain, x, y)
+        expected = np.linalg.svd(per_example, compute_uv=False)[:3] ** 2 / len(
+            x
+        )
         with np.load(file) as written:
             assert written["epochs"].tolist() == [1, 3]
             for row in written["eigenvalues"]:
@@ -138,8 +140,10 @@ class TestSpectrumRecorder:
         file = tmp_path / "spectrum.npz"
         recorder = callbacks.SpectrumRecorder(x, y, file, eigenvalues=2)
         compiled(plain).fit(*data(), verbose=0, callbacks=[recorder])
-        found = gradients(plain, x, y)
-        expected = np.linalg.svd(found, compute_uv=False)[:2] ** 2 / examples
+        per_example = gradients(plain, x, y)
+        expected = (
+            np.linalg.svd(per_example, compute_uv=False)[:2] ** 2 / examples
+        )
         with np.load(file) as written:
             np.testing.assert_allclose(
                 written["eigenvalues"][0], expected, rtol=1e-4

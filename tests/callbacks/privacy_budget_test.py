@@ -104,16 +104,16 @@ class TestShown:
             assert f"epsilon: {poisson_epsilon(steps):.4f}" in ends
 
     def test_later_callbacks_see_epsilon(self, arrays):
-        seen = []
+        epsilons = []
         later = keras.callbacks.LambdaCallback(
-            on_epoch_end=lambda epoch, logs: seen.append(logs["epsilon"])
+            on_epoch_end=lambda epoch, logs: epsilons.append(logs["epsilon"])
         )
         private_model().fit(
             *arrays,
             verbose=0,
             callbacks=[PrivacyBudget(10.0, DELTA), later],
         )
-        assert seen == pytest.approx([poisson_epsilon(5)])
+        assert epsilons == pytest.approx([poisson_epsilon(5)])
 
     def test_without_limit_epsilon_is_shown_even_if_infinite(self, arrays):
         history = private_model(noise_multiplier=0.0).fit(
@@ -189,7 +189,7 @@ class TestRefusedBeforeItStarts:
         fitting = max(
             n for n in range(1, 20) if epsilon_of_releases(n, 2.0) <= 6.0
         )
-        # Counted step by step, what fits would cross the budget.
+        # Counted step by step, these epochs would cross the budget.
         steps = STEPS_PER_EPOCH * fitting
         assert epsilon_of_releases(steps, 2.0) > 6.0
         model = private_model()

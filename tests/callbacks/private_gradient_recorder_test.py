@@ -1,4 +1,4 @@
-"""Gradients that are kept, against those written out."""
+"""Gradients that are kept, against explicit formulas."""
 
 import keras
 import numpy as np
@@ -36,7 +36,7 @@ def private(plain, noise_multiplier=1.0, rate=0.1, **compiled):
 
 
 def mean_clipped(first, last):
-    """Of (x A b - y)^2, with all examples in the batch."""
+    """Mean clipped gradient of (x A b - y)^2, with all examples."""
     rows = []
     for x, y in zip(X, Y):
         error = 2 * (x @ first @ last - y)
@@ -52,7 +52,7 @@ def rows(store):
 
 
 def test_keeps_the_mean_clipped_gradient_before_the_noise(plain, tmp_path):
-    """Of every second step, at the weights of that step."""
+    """It keeps that of every second step, at the weights of that step."""
     weights = []
 
     class Weights(keras.callbacks.Callback):
@@ -97,7 +97,7 @@ def test_nothing_is_kept_once_training_has_ended(plain, tmp_path):
     model.fit(X, Y, verbose=0, callbacks=[recorder])
     model.fit(X, Y, verbose=0)
     assert len(recorder.store) == 1
-    # And it goes on where it stopped.
+    # Another run goes on where it stopped.
     model.fit(X, Y, verbose=0, callbacks=[recorder])
     assert recorder.store.steps.tolist() == [1, 3]
 

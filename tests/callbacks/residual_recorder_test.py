@@ -1,4 +1,4 @@
-"""What low-rank carriers miss of gradients, against matrices made for it."""
+"""Shares of gradients that carriers miss, against known matrices."""
 
 import csv
 
@@ -48,7 +48,7 @@ def read(file):
 
 @pytest.mark.parametrize("reparametrized", [False, True])
 def test_follows_the_weights(tmp_path, reparametrized):
-    """In chunks of examples, whatever the optimizer sees of them."""
+    """Examples come in chunks, whatever batches the optimizer has."""
     model = private(reparametrized)
     first = model.model.layers[1].kernel.numpy()
     file = tmp_path / "residual.csv"
@@ -98,8 +98,8 @@ def test_a_resumed_run_keeps_its_history(tmp_path):
     rows = read(file)
     history = whole.model.layers[1].kernel.numpy().astype("float64") - first
     assert [row["epoch"] for row in rows] == ["1", "1", "2", "2"]
-    found = float(rows[2]["stable_rank_of_history"])
-    assert found == pytest.approx(stable_rank(history), rel=1e-4)
+    value = float(rows[2]["stable_rank_of_history"])
+    assert value == pytest.approx(stable_rank(history), rel=1e-4)
 
 
 def test_narrow_kernels_are_left_out(tmp_path):

@@ -11,7 +11,7 @@ TINY = np.finfo("float32").tiny
 BOUNDS = np.concatenate(
     [
         np.geomspace(TINY, 1e37, 1001),
-        # Around the clips below, number by number.
+        # Consecutive floats around the clips below.
         *(np.square(c) * np.linspace(0.999, 1.001, 101) for c in (0.1, 1, 30)),
     ]
 ).astype("float32")

@@ -1,4 +1,4 @@
-"""The law of noise on a grid is known, and is that of a Gaussian."""
+"""Noise on a grid has a known distribution, that of a Gaussian."""
 
 import math
 
@@ -11,8 +11,8 @@ from scipy import stats
 from tf_dpsub.primitives import grid
 from tf_dpsub.primitives.grid import GridNoise
 
-# Standard deviations in spacings: at both ends of what an entry spans, with
-# two blocks of random words and with three.
+# Standard deviations in spacings: the ends of the range of an entry, with two
+# blocks of random words and with three.
 SCALES = [2.0**16, 1.37 * 2**20, 2.0**25 - 1, 2.0**25, 1.9 * 2**39]
 
 
@@ -34,9 +34,9 @@ class TestSpacing:
     @pytest.mark.parametrize("clip", [1e-7, 0.3, 1.0, 1000.0])
     @pytest.mark.parametrize("count", [1, 26_010, 124_000_000])
     def test_rounding_takes_no_more_than_the_margin(self, clip, count):
-        found = grid.spacing(1.3 * clip, clip, count)
-        assert math.frexp(found)[0] == 0.5
-        assert math.sqrt(count) * found <= grid.MARGIN * clip
+        result = grid.spacing(1.3 * clip, clip, count)
+        assert math.frexp(result)[0] == 0.5
+        assert math.sqrt(count) * result <= grid.MARGIN * clip
 
     def test_of_little_noise_is_finer(self):
         assert grid.spacing(1e-3, 1.0, 1) <= 1e-3 / 2**16
@@ -49,14 +49,14 @@ class TestSpacing:
 
 class TestRounded:
     def test_to_the_nearest_point(self):
-        found = grid.rounded(tf.constant([0.3, -0.4, 0.125, 7.0]), 0.25)
-        np.testing.assert_array_equal(found, [0.25, -0.5, 0.0, 7.0])
-        assert found.dtype == tf.float64
+        result = grid.rounded(tf.constant([0.3, -0.4, 0.125, 7.0]), 0.25)
+        np.testing.assert_array_equal(result, [0.25, -0.5, 0.0, 7.0])
+        assert result.dtype == tf.float64
 
-    def test_of_what_is_huge_is_exact_with_noise(self):
-        found = grid.rounded(tf.constant([1e30, -1e30], tf.float64), 2.0**-20)
-        np.testing.assert_array_equal(found, [2.0**31, -(2.0**31)])
-        assert (found + 2.0**-20).numpy()[0] > found.numpy()[0]
+    def test_of_huge_sums_is_exact_with_noise(self):
+        result = grid.rounded(tf.constant([1e30, -1e30], tf.float64), 2.0**-20)
+        np.testing.assert_array_equal(result, [2.0**31, -(2.0**31)])
+        assert (result + 2.0**-20).numpy()[0] > result.numpy()[0]
 
 
 class TestTable:
@@ -68,14 +68,14 @@ class TestTable:
 
     @pytest.mark.parametrize("scale", SCALES[:3])
     def test_draws_the_probabilities(self, scale):
-        """Exactly, but for rounding to multiples of 2^-67."""
+        """Probabilities are exact, but for rounding to multiples of 2^-67."""
         noise = GridNoise(scale, 1.0)
         thresholds, aliases = grid.table(noise)
         share = 2**53
-        found = [int(t) for t in thresholds]
+        result = [int(t) for t in thresholds]
         for t, alias in zip(thresholds, aliases):
-            found[alias] += share - int(t)
-        assert sum(found) == 2**67 and min(thresholds) >= 0
+            result[alias] += share - int(t)
+        assert sum(result) == 2**67 and min(thresholds) >= 0
 
         mp = mpmath.mp.clone()
         mp.prec = 200
@@ -83,11 +83,11 @@ class TestTable:
         step = mp.mpf(2**noise.low_bits) ** 2 / (2 * variance)
         exact = [mp.exp(-((i + mp.mpf(0.5)) ** 2) * step) for i in range(2**14)]
         unit = 2**67 / mp.fsum(exact)
-        distance = mp.fsum(abs(f - unit * p) for f, p in zip(found, exact))
+        distance = mp.fsum(abs(f - unit * p) for f, p in zip(result, exact))
         distance /= 2**68
-        # And what lies beyond the table.
+        # The rest lies beyond the table.
         assert float(distance) + 2 * stats.norm.sf(16) < 2.0**-56
-        reached = max(k for k, f in enumerate(found) if f) + 0.5
+        reached = max(k for k, f in enumerate(result) if f) + 0.5
         assert reached * 2**noise.low_bits > 8.9 * scale
 
 
@@ -139,17 +139,17 @@ class TestNumbers:
     @pytest.mark.parametrize("scale", SCALES)
     def test_are_gaussian_integers(self, scale):
         noise = GridNoise(scale, 1.0)
-        found = numbers(noise, words_of(noise, 100_000))
-        np.testing.assert_array_equal(found, np.round(found))
-        assert stats.kstest(found / scale, "norm").pvalue > 1e-4
-        assert abs(stats.kurtosis(found)) < 5 * np.sqrt(24 / found.size)
+        result = numbers(noise, words_of(noise, 100_000))
+        np.testing.assert_array_equal(result, np.round(result))
+        assert stats.kstest(result / scale, "norm").pvalue > 1e-4
+        assert abs(stats.kurtosis(result)) < 5 * np.sqrt(24 / result.size)
         for modulus in (2, 3, 64, 4096):
-            counts = np.bincount((found % modulus).astype(int))
+            counts = np.bincount((result % modulus).astype(int))
             assert stats.chisquare(counts).pvalue > 1e-4
 
     @pytest.mark.parametrize("scale", SCALES)
     def test_use_every_random_bit(self, scale):
-        """Of a low bit, of the sign, of the entry, and of what is compared."""
+        """They are low bits, the sign, bits of the entry, and compared bits."""
         noise = GridNoise(scale, 1.0)
         words = words_of(noise, 4000)
         before = numbers(noise, words)
@@ -197,7 +197,7 @@ class TestNumbers:
 
     def test_every_residue_is_reached_near_any_value(self):
         noise = GridNoise(2.0**16, 1.0)
-        found = numbers(noise, words_of(noise, 2_000_000))
+        result = numbers(noise, words_of(noise, 2_000_000))
         for centre in (0, 2**15, -(2**15)):
-            near = found[np.abs(found - centre) <= 64]
+            near = result[np.abs(result - centre) <= 64]
             assert np.unique(near).size == 129

@@ -1,4 +1,4 @@
-"""Noise is Gaussian, fresh, and its key is nowhere but in memory."""
+"""Noise is Gaussian and fresh, and its key is in memory alone."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ from scipy import stats
 from tf_dpsub.primitives import noise
 from tf_dpsub.primitives.grid import GridNoise, spacing
 
-# The statistics are of fixed keys: they do not fail by chance.
+# Keys are fixed, so that statistics do not fail by chance.
 KEY = tf.constant([1, 2], tf.int64)
 NUMBERS = 200_000
 
@@ -34,18 +34,18 @@ def draw(shapes, stddevs=None, key=KEY, secure=False):
 
 @pytest.fixture
 def system(monkeypatch):
-    """The generator of the system, made reproducible."""
+    """Makes the generator of the system reproducible."""
     monkeypatch.setattr(os, "urandom", np.random.default_rng(0).bytes)
 
 
 @pytest.fixture
 def on_cpu(monkeypatch):
-    """What a machine without a GPU does."""
+    """Hides GPUs."""
     monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: [])
 
 
 def assert_standard_normal(z, level=1e-4):
-    """Mean, variance, kurtosis, tails and the whole distribution."""
+    """Checks mean, variance, kurtosis, tails and the distribution."""
     z = np.ravel(z).astype("float64")
     assert abs(z.mean()) < 5 / np.sqrt(z.size)
     variance = np.square(z).sum()
@@ -56,9 +56,9 @@ def assert_standard_normal(z, level=1e-4):
     assert abs(stats.kurtosis(z)) < 5 * np.sqrt(24 / z.size)
     for bound in (2, 3, 4):
         expected = 2 * stats.norm.sf(bound)
-        found = np.count_nonzero(np.abs(z) > bound)
-        assert stats.binom.cdf(found, z.size, expected) > level
-        assert stats.binom.sf(found - 1, z.size, expected) > level
+        count = np.count_nonzero(np.abs(z) > bound)
+        assert stats.binom.cdf(count, z.size, expected) > level
+        assert stats.binom.sf(count - 1, z.size, expected) > level
 
 
 class TestNoisy:
@@ -90,36 +90,36 @@ class TestNoisy:
 
     @pytest.mark.parametrize("secure", [False, True])
     def test_sums_lie_on_the_grid_and_noise_is_added_exactly(self, secure):
-        own = grid_noise(1.0)
+        law = grid_noise(1.0)
         sums = [
             tf.constant([3.7, -1e-9, 1e6 + 1 / 3], tf.float64),
             tf.zeros([3], tf.float64),
         ]
 
         def noisy(sums):
-            return noise.noisy(KEY, sums, [own] * 2, secure, "float64")
+            return noise.noisy(KEY, sums, [law] * 2, secure, "float64")
 
-        found = noisy(sums)
-        for values in found:
-            multiples = values.numpy() / own.spacing
+        results = noisy(sums)
+        for values in results:
+            multiples = values.numpy() / law.spacing
             np.testing.assert_array_equal(multiples, np.round(multiples))
         if not secure:
-            (drawn, _), (moved, _) = noisy([tf.zeros([3])] * 2), found
+            (drawn, _), (moved, _) = noisy([tf.zeros([3])] * 2), results
             np.testing.assert_array_equal(
-                (moved - drawn) / own.spacing,
-                np.round(sums[0].numpy() / own.spacing),
+                (moved - drawn) / law.spacing,
+                np.round(sums[0].numpy() / law.spacing),
             )
 
     @pytest.mark.parametrize("secure", [False, True])
-    def test_what_has_no_noise_is_as_it_was(self, secure):
+    def test_sums_without_noise_are_unchanged(self, secure):
         values = [1 / 3, 1e-30]
-        found, _ = noise.noisy(
+        result, _ = noise.noisy(
             KEY,
             [tf.constant(values), tf.zeros([2])],
             [None, grid_noise(1.0)],
             secure,
         )
-        np.testing.assert_array_equal(found, np.float32(values))
+        np.testing.assert_array_equal(result, np.float32(values))
 
     @pytest.mark.parametrize("secure", [False, True])
     def test_in_a_traced_step(self, secure):
@@ -169,12 +169,12 @@ class TestNoisy:
         monkeypatch.setattr(noise, "PIECES_MULTIPLE", 10)
         monkeypatch.setattr(noise, "COMPILED", 1)
         sums = [tf.range(1e6, 1e6 + n) for n in (7, 100, 333)]
-        own = GridNoise(1e-3, 2.0**-30)
-        for found, s in zip(noise.noisy(KEY, sums, [own] * 3), sums):
-            np.testing.assert_allclose(found, s, rtol=0, atol=0.07)
+        law = GridNoise(1e-3, 2.0**-30)
+        for result, s in zip(noise.noisy(KEY, sums, [law] * 3), sums):
+            np.testing.assert_allclose(result, s, rtol=0, atol=0.07)
 
     def test_only_much_noise_is_compiled(self, on_cpu, monkeypatch):
-        """For little, compiling would take longer than it saves."""
+        """For few numbers, compiling would take longer than it saves."""
         monkeypatch.setattr(noise, "COMPILED", 100)
 
         def compiles(counts):
@@ -207,18 +207,18 @@ class TestNoisy:
         assert np.unique(draws, axis=0).shape == (129, 6)
 
     def test_no_block_is_encrypted_twice(self):
-        """Even where the words of the counter begin at their last values."""
+        """This holds even where counters begin at their last values."""
         count = 2**16
         for begin in (0, 2**32 - 1, 2**32 - 2**15):
             words = np.array([1, 2, begin, begin], np.uint32)
             key = tf.constant(words.view(np.int64))
-            found = tf.function(
+            pairs = tf.function(
                 lambda key: list(noise._threefry_blocks(key, count, 2)),
                 jit_compile=True,
                 autograph=False,
             )(key)
-            blocks = np.array(found).transpose(0, 2, 1).reshape(-1, 2)
-            # They are encrypted one to one.
+            blocks = np.array(pairs).transpose(0, 2, 1).reshape(-1, 2)
+            # Encryption is one to one.
             assert len(np.unique(blocks, axis=0)) == 2 * count
 
     def test_more_numbers_than_the_counter_counts(self):
@@ -229,7 +229,7 @@ class TestNoisy:
             noise._keys_of_one_count(KEY, [[0]], sums)
 
     def test_every_number_is_drawn_once_where_xla_compiles(self):
-        """Of each tensor, large or small, and of each key."""
+        """This holds for tensors large and small, and for all keys."""
         shapes = [[7], [101], [10, 10], [50], []]
         step = tf.function(
             lambda key: noise.noisy(
@@ -264,15 +264,15 @@ class TestNoisy:
 
     def test_secure_draws_are_of_the_system(self, monkeypatch):
         """128 bits a number; all ones choose the last entry, and its alias."""
-        asked = []
+        sizes = []
 
         def ones(count):
-            asked.append(count)
+            sizes.append(count)
             return b"\xff" * count
 
         monkeypatch.setattr(os, "urandom", ones)
         (z,) = draw([[3]], secure=True)
-        assert sum(asked) == 3 * 16
+        assert sum(sizes) == 3 * 16
         assert np.isfinite(z).all() and np.unique(z).size == 1
 
 
@@ -290,10 +290,14 @@ class TestNoiseKey:
     def test_has_64_bits_in_each_half(self):
         keys = np.array([advanced(noise.NoiseKey(), 1)[0] for _ in range(50)])
         assert (np.abs(keys) > 2**33).mean() > 0.9
-        own = np.stack([noise.NoiseKey()._variable.numpy() for _ in range(50)])
-        assert np.unique(own).size == 100
+        entropy = np.stack(
+            [noise.NoiseKey()._variable.numpy() for _ in range(50)]
+        )
+        assert np.unique(entropy).size == 100
         # Every bit of the entropy is both 0 and 1.
-        bits = (own.view(np.uint64)[..., None] >> np.arange(64, dtype="u8")) & 1
+        bits = (
+            entropy.view(np.uint64)[..., None] >> np.arange(64, dtype="u8")
+        ) & 1
         assert (bits.min((0, 1)) == 0).all() and (bits.max((0, 1)) == 1).all()
 
     def test_is_fresh_whatever_the_global_seeds(self):
@@ -310,7 +314,7 @@ class TestNoiseKey:
         assert len(set(both)) == 8
 
     def test_does_not_tell_earlier_keys(self):
-        """What is kept is neither the key that was used nor its seed."""
+        """The state is neither the key that was used nor its seed."""
         key = noise.NoiseKey(3)
         before = tuple(key._variable.numpy())
         used = advanced(key, 1)[0]

@@ -11,8 +11,8 @@ import numpy as np
 
 from tf_dpsub.checks import check_count, check_positive
 
-# Numbers of noise that are drawn at a time.
-_DRAWN = 2**20
+# Number of noise values that are drawn at a time.
+_BLOCK = 2**20
 
 
 def averaged_sgd(
@@ -81,18 +81,18 @@ def averaged_sgd(
     generator = np.random.default_rng(seed)
     drawn = generator.integers(examples, size=steps)
     iterate, total = initial.copy(), np.zeros_like(initial)
-    block = max(1, _DRAWN // len(initial))
+    block = max(1, _BLOCK // len(initial))
     for first in range(0, steps, block):
         chosen = drawn[first : first + block]
         noise = generator.standard_normal((len(chosen), len(initial)))
         noise *= noise_multiplier * lipschitz
-        for example, own in zip(chosen, noise):
-            # What it adds up to: gradient, noise, and the pull to the start.
-            own += _bounded(gradient(iterate, example), lipschitz)
+        for example, update in zip(chosen, noise):
+            # The noise becomes the update, with gradient and pull to the start.
+            update += _bounded(gradient(iterate, example), lipschitz)
             if regularization:
-                own += regularization * (iterate - initial)
-            own *= learning_rate
-            iterate -= own
+                update += regularization * (iterate - initial)
+            update *= learning_rate
+            iterate -= update
             total += iterate
     return total / steps
 
@@ -102,5 +102,5 @@ def _bounded(gradient, most):
         norm = np.linalg.norm(gradient)
     if norm <= most:
         return gradient
-    # Nothing of an example whose gradient is not finite.
+    # An example whose gradient is not finite contributes nothing.
     return gradient * (most / norm) if np.isfinite(norm) else 0.0

@@ -1,11 +1,11 @@
-"""How far subspaces are from each other, and gradients from them."""
+"""Distances between subspaces, and of gradients from subspaces."""
 
 import numpy as np
 from scipy import linalg
 
 
 def principal_angles(first, second):
-    """The angles between two subspaces.
+    """Principal angles between two subspaces.
 
     Args:
         first: array `[p, k]`, whose columns span one; not necessarily
@@ -50,8 +50,8 @@ def subspace_distance(first, second) -> float:
 def projection_residual(gradient, followed, rank: int) -> float:
     """Share of a gradient that carriers of another matrix miss.
 
-    With L and R the top left and right singular vectors of what is followed,
-    it is `||G - P(G)|| / ||G||`, `P(G) = G - (I - L L^T) G (I - R R^T)`. A
+    With L and R the top left and right singular vectors of `followed`, it is
+    `||G - P(G)|| / ||G||`, where `P(G) = G - (I - L L^T) G (I - R R^T)`. A
     gradient that follows itself has its self projection residual, one that
     follows the history of a weight its historical one.
 

@@ -29,11 +29,11 @@ class GradientStore:
 
     Attributes:
         folder: `pathlib.Path`.
-        variables: list of dicts with the `path` and the `shape` of what the
-            gradients are of, in the order of the columns.
+        variables: list of dicts with the `path` and the `shape` of the
+            variables of the gradients, in the order of the columns.
         shape: tuple of ints, `(rows, columns)`.
         dtype: `numpy.dtype` of the file.
-        max_bytes: int, what the file may take; None for no bound.
+        max_bytes: int, the largest size of the file; None for no bound.
         steps: int array, the step of each row.
 
     Raises:
@@ -58,10 +58,10 @@ class GradientStore:
                 f"Expected a folder with gradients, got {str(folder)!r}, which "
                 f"has no {_DESCRIPTION}."
             )
-        held = json.loads(file.read_text("utf-8"))
-        self.variables = held["variables"]
-        self.dtype = np.dtype(held["dtype"])
-        self.max_bytes = held["max_bytes"]
+        description = json.loads(file.read_text("utf-8"))
+        self.variables = description["variables"]
+        self.dtype = np.dtype(description["dtype"])
+        self.max_bytes = description["max_bytes"]
         self._columns = sum(math.prod(v["shape"]) for v in self.variables)
         self._record = np.dtype(
             [
@@ -80,14 +80,14 @@ class GradientStore:
         dtype: str = "float32",
         max_bytes: int | None = None,
     ):
-        """Makes an empty store, or takes up the one of the same variables.
+        """Makes an empty store, or opens the one of the same variables.
 
         Args:
             folder: string or path-like.
-            variables: list of Keras variables, what gradients are of.
+            variables: list of Keras variables, those of the gradients.
             dtype: string, `"float32"` or `"float16"`. Defaults to `"float32"`.
-            max_bytes: int, what the file may take. Defaults to `None`: no
-                bound.
+            max_bytes: int, the largest size of the file. Defaults to `None`:
+                no bound.
 
         Returns:
             A `GradientStore`.
@@ -123,7 +123,7 @@ class GradientStore:
         return cls(folder)
 
     def require_variables(self, variables: list):
-        """Refuses variables that these gradients are not of.
+        """Checks that the gradients are those of given variables.
 
         Args:
             variables: list of Keras variables.
@@ -131,17 +131,17 @@ class GradientStore:
         Raises:
             ValueError: names the first that differs.
         """
-        expected, own = _described(variables), self.variables
-        if expected == own:
+        expected, stored = _described(variables), self.variables
+        if expected == stored:
             return
-        for k in range(max(len(expected), len(own))):
-            pair = [v[k] if k < len(v) else None for v in (expected, own)]
+        for k in range(max(len(expected), len(stored))):
+            pair = [v[k] if k < len(v) else None for v in (expected, stored)]
             if pair[0] != pair[1]:
-                wanted, found = map(_named, pair)
+                here, there = map(_named, pair)
                 raise ValueError(
                     f"Expected gradients of this model's weights, got "
                     f"{str(self.folder)!r}, which holds those of another: "
-                    f"weight {k} is {found} there and {wanted} here."
+                    f"weight {k} is {there} there and {here} here."
                 )
 
     @property
@@ -163,7 +163,7 @@ class GradientStore:
 
     @property
     def is_full(self):
-        """Whether another row would exceed the bound."""
+        """True if another row would exceed the bound."""
         if self.max_bytes is None:
             return False
         return (len(self) + 1) * self._record.itemsize > self.max_bytes
@@ -193,7 +193,7 @@ class GradientStore:
         flat = [np.asarray(g, np.float32).ravel() for g in gradients]
         row = np.concatenate(flat)
         largest = float(np.max(np.abs(row), initial=0.0))
-        # What is not finite is written as it is, and named when it is read.
+        # Rows that are not finite are kept as they are: reading them raises.
         scale = largest if 0 < largest < math.inf else 1.0
         record = np.zeros((), self._record)
         record["step"], record["scale"] = step, scale
@@ -201,7 +201,7 @@ class GradientStore:
             record["row"] = row / np.float32(scale)
         complete = len(self) * self._record.itemsize
         try:
-            # Over what a write that failed may have left.
+            # This overwrites what a failed write may have left.
             mode = "r+b" if complete else "wb"
             with open(self._file, mode, opener=files.opener) as file:
                 file.seek(complete)
@@ -234,25 +234,27 @@ class GradientStore:
         """
         picked = range(*rows.indices(len(self)))
         first, last, _ = columns.indices(self._columns)
-        found = np.empty((len(picked), last - first), np.float32)
+        values = np.empty((len(picked), last - first), np.float32)
         part, scale = np.empty(last - first, self.dtype), np.empty(1)
-        places = {name: at for name, (_, at) in self._record.fields.items()}
-        # Pages of a file that is mapped would count as memory.
+        offsets = {
+            name: offset for name, (_, offset) in self._record.fields.items()
+        }
+        # Pages of a memory map would count as memory of the process.
         with open(self._file, "rb") as file:
-            for into, row in zip(found, picked):
+            for out_row, row in zip(values, picked):
                 start = row * self._record.itemsize
-                file.seek(start + places["scale"])
+                file.seek(start + offsets["scale"])
                 file.readinto(scale)
-                file.seek(start + places["row"] + first * part.itemsize)
+                file.seek(start + offsets["row"] + first * part.itemsize)
                 file.readinto(part)
-                np.multiply(part, scale.astype(np.float32), out=into)
-                if not np.isfinite(into).all():
+                np.multiply(part, scale.astype(np.float32), out=out_row)
+                if not np.isfinite(out_row).all():
                     raise ValueError(
                         f"Expected finite gradients in {self.folder}, got NaN "
                         f"or infinity in row {row}, of step "
                         f"{int(self.steps[row])}."
                     )
-        return found
+        return values
 
     def _map(self):
         if not len(self):

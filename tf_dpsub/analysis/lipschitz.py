@@ -1,4 +1,4 @@
-"""When private learning does not suffer in high dimensions: bounds."""
+"""Bounds on the loss of private learning in high dimensions."""
 
 import math
 
@@ -8,7 +8,7 @@ from tf_dpsub.checks import check_positive
 
 
 def restricted_lipschitz(gradients, directions, ranks=None):
-    """Estimates how large gradients are outside of a few directions.
+    """Estimates the size of gradients outside of a few directions.
 
     `G_k` is the largest norm of a gradient outside of the first k directions.
     A loss is restricted Lipschitz with coefficients `G_k` if that holds for all

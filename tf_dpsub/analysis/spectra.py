@@ -10,7 +10,7 @@ from tf_dpsub.checks import check_count, check_fraction
 
 # Numbers of a stack in memory at a time.
 _BLOCK = 2**27
-# Rows of which all products fit into memory, too.
+# Number of rows whose products all fit into memory, too.
 _FEW = 2**14
 
 
@@ -87,7 +87,7 @@ def top_singular_values(
             f"{matrix.shape[0]} gradients of {matrix.shape[1]} numbers."
         )
     count = matrix.shape[0]
-    # All products of rows cost as much as iterations do.
+    # All products of few rows cost no more than the iterations.
     if count <= min(4 * k * iterations, _FEW):
         gram = matrix.gram()
         product, energy = gram.__matmul__, float(np.trace(gram))
@@ -100,12 +100,12 @@ def top_singular_values(
         left, _ = np.linalg.qr(product(left))
     squares, rotation = np.linalg.eigh(left.T @ product(left))
     order = np.argsort(squares)[::-1]
-    # Rounding can leave those that are zero a little below.
+    # Rounding can make zero eigenvalues slightly negative.
     values = np.sqrt(np.maximum(squares[order], 0.0))
-    found = None
+    vectors = None
     if directions:
-        found = matrix.right_vectors(left @ rotation[:, order], values)
-    return Spectrum(values, found, energy, gram)
+        vectors = matrix.right_vectors(left @ rotation[:, order], values)
+    return Spectrum(values, vectors, energy, gram)
 
 
 class _Matrix:
@@ -120,7 +120,7 @@ class _Matrix:
             raise ValueError("Expected one gradient at least, got none.")
 
     def _blocks(self):
-        """Pairs of a slice of columns, and these, float32 `[rows, some]`."""
+        """Pairs of a slice of columns and their block, `[rows, columns]`."""
         size = max(1, _BLOCK // self.shape[0])
         for first in range(0, self.shape[1], size):
             columns = slice(first, min(first + size, self.shape[1]))
@@ -129,14 +129,14 @@ class _Matrix:
     def _block(self, columns):
         if hasattr(self._stack, "block"):
             return self._stack.block(self._rows, columns)
-        found = np.asarray(self._stack[self._rows, columns], np.float32)
-        finite = np.isfinite(found).all(axis=1)
+        block = np.asarray(self._stack[self._rows, columns], np.float32)
+        finite = np.isfinite(block).all(axis=1)
         if not finite.all():
             raise ValueError(
                 "Expected finite gradients, got NaN or infinity in row "
                 f"{range(len(self._stack))[self._rows][np.argmin(finite)]}."
             )
-        return found
+        return block
 
     def gram(self):
         """`G G^T`, float64 `[rows, rows]`."""
@@ -167,14 +167,14 @@ class _Matrix:
             values > 1e-6 * values[0], 1 / np.maximum(values, 1e-300), 0.0
         )
         scaled = (left * scale).astype(np.float32)
-        found = np.empty((self.shape[1], left.shape[1]), np.float32)
+        vectors = np.empty((self.shape[1], left.shape[1]), np.float32)
         for columns, block in self._blocks():
-            np.matmul(block.T, scaled, out=found[columns])
-        return found
+            np.matmul(block.T, scaled, out=vectors[columns])
+        return vectors
 
 
 def stable_rank(matrix) -> float:
-    """How many directions a matrix has, weighed by their energy.
+    """Stable rank of a matrix: its number of directions, weighed by energy.
 
     Args:
         matrix: array `[p, d]`, or its singular values `[k]`, all of them.
@@ -190,7 +190,7 @@ def stable_rank(matrix) -> float:
 
 
 def explained_energy(spectrum):
-    """The share of the energy of a stack in its first directions.
+    """Shares of the energy of a stack in its first directions.
 
     Args:
         spectrum: `Spectrum`.

@@ -1,4 +1,4 @@
-"""Callbacks that write down what gradients look like, epoch by epoch."""
+"""Callbacks that record properties of gradients, epoch by epoch."""
 
 import csv
 import io
@@ -12,21 +12,21 @@ from keras import tree
 from tf_dpsub import files
 from tf_dpsub.data import overlap
 
-# Examples whose gradients are computed at a time, and columns of them that are
-# multiplied at a time in float64.
+# Number of examples whose gradients are computed at a time, and of columns of
+# these that are multiplied at a time in float64.
 _CHUNK = 250
 _COLUMNS = 2**14
 
 
 class GradientRecorder(keras.callbacks.Callback):
-    """Looks at the per-example gradients of given examples.
+    """Base of callbacks that record per-example gradients of given examples.
 
     Args:
         x: array, or structure of arrays, inputs as the model takes them.
         y: the same for targets.
         path: string or path-like, the file to write, which is continued.
-        epochs: collection of int, the epochs after which it is done, the first
-            of which is 1. Defaults to `None`, all.
+        epochs: collection of int, the epochs after which it records, counted
+            from 1. Defaults to `None`, all.
 
     Raises:
         ValueError: in `fit`, if the model is not private, or if examples are.
@@ -65,27 +65,27 @@ class GradientRecorder(keras.callbacks.Callback):
             self._record(epoch + 1)
 
     def _by_chunk(self, function):
-        """What a function makes of the gradients of some examples each."""
+        """Yields a function of the gradients of each chunk of examples."""
 
         @tf.function
-        def of(batch):
+        def compute(batch):
             step = self.model.training_step
             gradients, _ = step.per_example_gradients(batch)
             return function(gradients)
 
         for part in self._chunks():
             size = len(tree.flatten(part["x"])[0])
-            yield of(part | {"real": tf.ones([size])})
+            yield compute(part | {"real": tf.ones([size])})
 
     @property
     def _examples(self):
         return len(tree.flatten(self._data["x"])[0])
 
     def _chunks(self):
-        """The examples, some at a time: dicts of tensors."""
+        """Yields the examples in chunks, dicts of tensors."""
         indices = np.arange(self._examples)
-        for some in np.array_split(indices, -(-len(indices) // _CHUNK)):
-            first, last = some[0], some[-1] + 1
+        for chunk in np.array_split(indices, -(-len(indices) // _CHUNK)):
+            first, last = chunk[0], chunk[-1] + 1
             yield tree.map_structure(
                 lambda a, first=first, last=last: tf.convert_to_tensor(
                     a[first:last]
@@ -94,7 +94,7 @@ class GradientRecorder(keras.callbacks.Callback):
             )
 
     def _rows(self):
-        """What the table in the file holds so far."""
+        """Rows of the table that the file holds so far."""
         if not self._path.exists():
             return []
         return list(csv.DictReader(io.StringIO(self._path.read_text("utf-8"))))
@@ -109,7 +109,7 @@ class GradientRecorder(keras.callbacks.Callback):
     def _replace(self, content, path=None):
         """Writes a file as a whole: an interruption leaves the old one.
 
-        Of several workers the chief does.
+        Of several workers, only the chief writes.
         """
         if not self.model.distribute_strategy.extended.should_checkpoint:
             return
@@ -117,7 +117,7 @@ class GradientRecorder(keras.callbacks.Callback):
 
 
 class ProjectionErrorRecorder(GradientRecorder):
-    """Writes how much of public gradients the subspace of a run misses.
+    """Writes the share of public gradients that a run's subspace misses.
 
     The file is a CSV table with `epoch`, `group` and `error`: for each
     parameter group, and for `all` of them, the share of the energy (the sum of
@@ -163,7 +163,7 @@ class ProjectionErrorRecorder(GradientRecorder):
         self._write_rows(rows)
 
     def _energies(self, subspace):
-        """Energy of gradients and of their projections: by group, and all."""
+        """Energies of gradients and of projections, by group and in total."""
 
         def of_chunk(gradients):
             parts = tf.split(subspace.project(gradients), subspace.ranks, 1)
@@ -201,13 +201,15 @@ class SpectrumRecorder(GradientRecorder):
         self._count = eigenvalues
 
     def _record(self, epoch):
-        found = {e: v for e, v in self._found().items() if e < epoch}
-        found[epoch] = self._eigenvalues()
+        spectra = {e: v for e, v in self._recorded().items() if e < epoch}
+        spectra[epoch] = self._eigenvalues()
         buffer = io.BytesIO()
-        np.savez(buffer, epochs=list(found), eigenvalues=list(found.values()))
+        np.savez(
+            buffer, epochs=list(spectra), eigenvalues=list(spectra.values())
+        )
         self._replace(buffer.getvalue())
 
-    def _found(self):
+    def _recorded(self):
         if not self._path.exists():
             return {}
         with np.load(self._path) as file:
@@ -224,15 +226,15 @@ class SpectrumRecorder(GradientRecorder):
         for parts in zip(*self._by_chunk(of_chunk)):
             rows = np.concatenate([part.numpy() for part in parts])
             for first in range(0, rows.shape[1], _COLUMNS):
-                some = rows[:, first : first + _COLUMNS].astype(np.float64)
-                gram = gram + some @ some.T  # [examples, examples]
+                block = rows[:, first : first + _COLUMNS].astype(np.float64)
+                gram = gram + block @ block.T  # [examples, examples]
         eigenvalues = np.linalg.eigvalsh(gram / len(gram))[::-1]
-        # Rounding can leave those that are zero a little below.
+        # Rounding can make zero eigenvalues slightly negative.
         return np.maximum(eigenvalues[: self._count], 0.0)
 
 
 class PrivateSpectrumRecorder(SpectrumRecorder):
-    """As `SpectrumRecorder`, of private examples: for analysis only.
+    """Writes the spectrum of private gradients, for analysis only.
 
     Formal guarantees: none. What is written is computed from private data
     without noise, and no epsilon covers it. The privacy statement of the model

@@ -1,4 +1,4 @@
-"""A budget that training keeps, and shows."""
+"""Callback that keeps training within a privacy budget, and shows it."""
 
 import math
 import warnings

@@ -14,8 +14,8 @@ class PrivateGradientRecorder(keras.callbacks.Callback):
     """Keeps the mean clipped gradient of some steps on disk, without noise.
 
     That is the sum which the step releases with noise, divided by the batch
-    size, of a model that `DPSGD` trains. When the folder is as large as it may
-    be, it says so and keeps no more; training goes on.
+    size, of a model that `DPSGD` trains. When the folder has its largest size,
+    a warning says so, and no more gradients are kept; training goes on.
 
     Formal guarantees: none. What is kept is computed from private data without
     noise, and no epsilon covers it; the privacy statement of the model says so.
@@ -24,13 +24,15 @@ class PrivateGradientRecorder(keras.callbacks.Callback):
     Args:
         folder: string or path-like, for a `tf_dpsub.analysis.GradientStore`; if
             it holds one of the same weights, it is continued.
-        every: int, a gradient is kept once in so many steps. Defaults to `1`.
+        every: int, the number of steps from one gradient that is kept to the
+            next. Defaults to `1`.
         weights: tuple of string, regular expressions of the paths of the
             weights whose gradients are kept. Defaults to `None`: all that are
             trained.
         dtype: string, `"float32"` or `"float16"`, of the file. Defaults to
             `"float32"`.
-        max_bytes: int, what the file may take. Defaults to `None`: no bound.
+        max_bytes: int, the largest size of the file. Defaults to `None`: no
+            bound.
 
     Attributes:
         store: `tf_dpsub.analysis.GradientStore`, from the first `fit` on.
@@ -141,7 +143,7 @@ class PrivateGradientRecorder(keras.callbacks.Callback):
             )
 
     def _chosen(self):
-        """Which of the trainable variables it keeps."""
+        """Indices of the trainable variables whose gradients are kept."""
         paths = [v.path for v in self.model.trainable_variables]
         patterns = (".",) if self._patterns is None else self._patterns
         for pattern in patterns:

@@ -1,4 +1,4 @@
-"""Callback that writes down how low-rank gradients are."""
+"""Callback that records how close gradients are to low rank."""
 
 import io
 
@@ -13,7 +13,7 @@ from tf_dpsub.optimizers.dp_powersgd import matrix_shape
 
 
 class ProjectionResidualRecorder(GradientRecorder):
-    """Writes what low-rank carriers miss of the gradients of public examples.
+    """Writes the share of public gradients that low-rank carriers miss.
 
     The file is a CSV table with a line for each epoch and kernel wider than the
     rank: `historical` and `self` are the shares `||G - P(G)|| / ||G||` of the
@@ -52,7 +52,7 @@ class ProjectionResidualRecorder(GradientRecorder):
             # Biases of attention heads are matrices, and have no carriers.
             if v.name != "bias" and min(matrix_shape(v.shape)) > self._rank
         }
-        # A run that goes on has begun elsewhere.
+        # A resumed run began with other weights.
         file = self._path.with_name(f"{self._path.stem}_initial.npz")
         if not file.exists():
             buffer = io.BytesIO()
@@ -87,7 +87,7 @@ class ProjectionResidualRecorder(GradientRecorder):
         variables = [v.value for v in self._kernels.values()]
 
         @tf.function
-        def of(x, y):
+        def mean_gradients(x, y):
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(variables)
                 predicted = self.model(x, training=False)
@@ -99,6 +99,6 @@ class ProjectionResidualRecorder(GradientRecorder):
         totals = [0.0] * len(variables)
         for part in self._chunks():
             size = len(tree.flatten(part["x"])[0])
-            own = of(part["x"], part["y"])
-            totals = [t + size * g.numpy() for t, g in zip(totals, own)]
+            means = mean_gradients(part["x"], part["y"])
+            totals = [t + size * g.numpy() for t, g in zip(totals, means)]
         return {k: t / self._examples for k, t in zip(self._kernels, totals)}

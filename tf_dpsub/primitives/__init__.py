@@ -1,1 +1,1 @@
-"""Clipping and noise on a public grid, which all mechanisms are made of."""
+"""Parts of all mechanisms: clipping, and noise on a public grid."""

@@ -6,9 +6,9 @@ import tensorflow as tf
 
 from tf_dpsub.primitives import grid
 
-# What float32 rounding in norms, and in sums of so many rows, may add to a
-# clipped row: whether one of them is there changes how the others are rounded.
-# In sums of n rows at a time, that is up to 2^-26 n for each row of the batch.
+# Share of the clip that is left for float32 rounding, in norms and in sums of
+# `_ROWS` rows: one row more changes how the others are rounded. In sums of n
+# rows at a time, that is up to 2^-26 n for each row of the batch.
 _MARGIN = 2.0**-10
 _ROWS = 128
 LARGEST_MICROBATCH = 512
@@ -17,16 +17,16 @@ _LARGEST_FLOAT32_BATCH = 4096
 
 
 def largest_draw(batch_size):
-    """Rows of a Poisson batch that hardly any draw exceeds, a float."""
+    """Number of rows that hardly any Poisson batch exceeds, a float."""
     return batch_size + 6 * math.sqrt(batch_size)
 
 
 def largest_batch(batch_size: int, microbatch_size: int):
-    """The most rows of a batch that clipping leaves room for, an int.
+    """The largest batch for whose rounding clipping leaves room, an int.
 
     Args:
         batch_size: int, the expected number of rows.
-        microbatch_size: int, how many are added up at a time.
+        microbatch_size: int, the number of rows added up at a time.
     """
     if batch_size > _LARGEST_FLOAT32_BATCH:
         return 2**31

@@ -1,4 +1,4 @@
-"""Gaussian noise of integers, whose law is known exactly.
+"""Gaussian noise of integers, whose distribution is known exactly.
 
 What is released lies on a public grid: a clipped sum is rounded to it, and
 noise is a random number of grid spacings, drawn by comparing random bits with
@@ -14,9 +14,9 @@ import math
 import numpy as np
 import tensorflow as tf
 
-# The share of the clip that rounding to the grid may take: clipping keeps it.
+# The share of the clip that clipping leaves for rounding to the grid.
 MARGIN = 2.0**-12
-# A standard deviation spans at least so many spacings.
+# A standard deviation spans at least this many spacings.
 _FINEST = 2.0**16
 # Random bits that choose an entry of the table, and that are compared there.
 _INDEX_BITS = 14
@@ -25,10 +25,10 @@ _COMPARED_BITS = 53
 _ENTRIES_BITS = 9
 # Fields of random bits whose sum is the low part of the noise.
 _FIELDS = 4
-# Two random blocks of 64 bits suffice up to so many low bits, three up to more.
+# Two random blocks of 64 bits suffice for this many low bits, three for more.
 _LOW_BITS_OF_TWO = 15
 _LOW_BITS_OF_THREE = 30
-# Sums end at so many spacings: with noise, they are exact in float64.
+# Sums are limited to this many spacings: with noise, float64 is exact.
 _LARGEST = 2.0**51
 
 
@@ -41,7 +41,7 @@ def spacing(stddev: float, l2_norm_clip: float, count: int) -> float:
     Args:
         stddev: float, standard deviation of the noise, above 0.
         l2_norm_clip: float, the most that one example moves the release.
-        count: int, how many numbers are released together.
+        count: int, the number of values that are released together.
 
     Returns:
         float.
@@ -97,13 +97,13 @@ class GridNoise:
 
     @property
     def low_bits(self) -> int:
-        """Logarithm of w."""
+        """Binary logarithm of w."""
         _, exponent = math.frexp(self.stddev / self.spacing)
         return exponent - 1 - _ENTRIES_BITS
 
     @property
     def blocks(self) -> int:
-        """How many pairs of random words a number takes."""
+        """Number of pairs of random words for one value."""
         return 2 if self.low_bits <= _LOW_BITS_OF_TWO else 3
 
     def noisy(self, words: list, sums, table: tuple):
@@ -126,12 +126,12 @@ class GridNoise:
         (first, second), *rest = words
         low = [word for pair in rest for word in pair]
         thresholds, aliases = table
-        entry = tf.cast(_kept_bits(first, 0, _INDEX_BITS), tf.int32)
+        entry = tf.cast(_bits_of(first, 0, _INDEX_BITS), tf.int32)
         # 32 + 18 + 3 bits to compare.
         compared = tf.cast(second, tf.int64)
         taken = 32 - _INDEX_BITS
         compared = _shifted(compared, taken) + tf.cast(
-            _kept_bits(first, _INDEX_BITS, taken), tf.int64
+            _bits_of(first, _INDEX_BITS, taken), tf.int64
         )
         fields, spare = self._fields(low)
         compared = _shifted(compared, _COMPARED_BITS - 32 - taken) + tf.cast(
@@ -142,7 +142,7 @@ class GridNoise:
             entry,
             tf.gather(aliases, entry),
         )
-        is_negative = _kept_bits(low[0], 31, 1)
+        is_negative = _bits_of(low[0], 31, 1)
         sign = 1.0 - 2.0 * tf.cast(is_negative, tf.float64)
         high = sign * tf.cast(2 * magnitude + 1, tf.float64)
         half = 2.0 ** (self.low_bits - 1)
@@ -154,15 +154,15 @@ class GridNoise:
         bits = self.low_bits
         if self.blocks == 2:
             parts = [
-                _kept_bits(word, shift, bits)
+                _bits_of(word, shift, bits)
                 for word in low
                 for shift in (0, bits)
             ]
-            # Of the first word, bit 31 is the sign.
-            spare = _kept_bits(low[0], 30, 1), _kept_bits(low[1], 30, 2)
+            # Bit 31 of the first word is the sign.
+            spare = _bits_of(low[0], 30, 1), _bits_of(low[1], 30, 2)
             return _added(parts), spare[0] + spare[1] * _word(2)
-        parts = [tf.cast(_kept_bits(w, 0, bits), tf.int64) for w in low]
-        spare = _kept_bits(low[1], 30, 2), _kept_bits(low[2], 31, 1)
+        parts = [tf.cast(_bits_of(w, 0, bits), tf.int64) for w in low]
+        spare = _bits_of(low[1], 30, 2), _bits_of(low[2], 31, 1)
         return _added(parts), spare[0] + spare[1] * _word(4)
 
 
@@ -187,7 +187,7 @@ def _whole(sums, spacing):
     return tf.round(tf.clip_by_value(sums / spacing, -_LARGEST, _LARGEST))
 
 
-def _kept_bits(word, shift, count):
+def _bits_of(word, shift, count):
     if shift:
         word = tf.bitwise.right_shift(word, _word(shift))
     if shift + count == 32:

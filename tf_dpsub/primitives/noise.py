@@ -1,4 +1,4 @@
-"""Gaussian noise for the sums of a step, and the keys it is drawn from."""
+"""Gaussian noise for the sums of a step, and the keys of its draws."""
 
 import functools
 import os
@@ -10,16 +10,16 @@ from tensorflow.python.ops import control_flow_util
 
 from tf_dpsub.primitives import grid, threefry
 
-# From so many numbers on, XLA compiles the drawing on a CPU: it takes a quarter
-# of the time, and a second to compile. It draws pieces of this size at most,
-# and of a multiple of that one, to compile few kinds.
+# From COMPILED numbers on, XLA compiles the draw on a CPU: it takes a quarter
+# of the time, and a second to compile. To compile few shapes, it draws pieces
+# of PIECE numbers, the last one of a multiple of PIECES_MULTIPLE.
 COMPILED = 2**14
 PIECE = 2**16
 PIECES_MULTIPLE = 2**12
 
 
 class NoiseKey:
-    """A secret key that is used up, one step after another.
+    """A secret key, which each step replaces by another.
 
     Formal guarantees: the key comes from the operating system and lives in
     memory only. It is a variable that Keras does not track, so it is in no
@@ -91,8 +91,8 @@ def noisy(
         keys = [None] * len(parts)
         draw = _noisy_by_system
     elif _is_in_xla():
-        # There, splitting a key keeps but 32 bits of each half: all numbers
-        # have one key, and each part begins to count elsewhere.
+        # In XLA, splitting a key keeps only 32 bits of each half. So all
+        # numbers share one key, and each part has its own range of counters.
         keys = _keys_of_one_count(key, parts, sums)
         draw = _noisy_by_threefry
     else:
@@ -119,7 +119,7 @@ def noisy(
 
 
 def _parts(counts, noises):
-    """Indices of sums that are drawn together: few numbers, of one law."""
+    """Indices of sums that are drawn together: small, of one distribution."""
     few: dict = {}
     many = []
     for k, (count, noise) in enumerate(zip(counts, noises, strict=True)):
@@ -131,7 +131,7 @@ def _parts(counts, noises):
 
 
 def _keys_of_one_count(key, parts, sums):
-    """Pairs of the key and of how many numbers earlier parts have."""
+    """Pairs of the key and the count of the numbers in earlier parts."""
     keys, before = [], 0
     for part in parts:
         keys.append((key, before))
@@ -145,9 +145,9 @@ def _keys_of_one_count(key, parts, sums):
 
 
 def _noisy_in_pieces(noise, key, vector, dtype):
-    """What XLA makes of a vector on a CPU, so many numbers at a time."""
+    """The noisy vector, in pieces that XLA has compiled for a CPU."""
     count = vector.shape[0]
-    whole, rest = divmod(count, PIECE)
+    whole, remainder = divmod(count, PIECE)
     keys = tf.random.experimental.stateless_split(key, whole + 1)
     numbers = []
     if whole:
@@ -160,15 +160,17 @@ def _noisy_in_pieces(noise, key, vector, dtype):
             fn_output_signature=tf.TensorSpec([PIECE], dtype),
         )
         numbers.append(tf.reshape(pieces, [-1]))
-    if rest:
-        padded = tf.pad(vector[-rest:], [[0, -rest % PIECES_MULTIPLE]])
+    if remainder:
+        padded = tf.pad(
+            vector[-remainder:], [[0, -remainder % PIECES_MULTIPLE]]
+        )
         draw = _compiled(noise, padded.shape[0], dtype)
-        numbers.append(draw(keys[whole], padded)[:rest])
+        numbers.append(draw(keys[whole], padded)[:remainder])
     return tf.concat(numbers, 0) if len(numbers) > 1 else numbers[0]
 
 
 def _is_in_xla():
-    """Whether XLA compiles what is being traced."""
+    """Returns whether XLA compiles the graph that is traced."""
     graph = tf.compat.v1.get_default_graph()
     return control_flow_util.GraphOrParentsInXlaContext(graph)
 
@@ -190,7 +192,7 @@ def _noisy_by_threefry(noise, key, vector, dtype):
 
 @functools.lru_cache(maxsize=256)
 def _compiled(noise, count, dtype):
-    """A compiled function of a key and a vector of so many numbers."""
+    """A compiled function of a key and a vector of `count` numbers."""
 
     def draw(key, vector):
         return _noisy_by_threefry(noise, (key, 0), vector, dtype)
@@ -199,7 +201,7 @@ def _compiled(noise, count, dtype):
 
 
 def _noisy_by_system(noise, key, vector, dtype):
-    """`key` has no part in it."""
+    """The noisy vector, by the system's generator: `key` is not used."""
     count = vector.shape[0]
     words = tf.numpy_function(
         _words_of_system, [2 * noise.blocks, count], tf.uint32
@@ -221,11 +223,11 @@ def _noisy(noise, words, vector, dtype):
 
 
 def _threefry_blocks(key, count, blocks, before=0):
-    """Pairs of uint32 words `[count]`, as many as there are blocks.
+    """Yields pairs of uint32 words `[count]`, one for each block.
 
-    The first half of the key is the cipher's, the second one where it begins to
-    count: the words of the counter of block j of number i are `before + i` and
-    j more.
+    The first half of the key is the cipher's; the second half is the first
+    counter: that of block j of number i has `before + i` and j more in its two
+    words.
     """
     *cipher, begin, block = tf.unstack(
         tf.reshape(tf.bitcast(key, tf.uint32), [4])

@@ -1,15 +1,15 @@
-"""The block cipher ThreeFry-2x32, of operations that XLA makes one loop of."""
+"""The block cipher ThreeFry-2x32, in operations that XLA fuses to one loop."""
 
 import tensorflow as tf
 
 _ROUNDS = 20
 _ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
-# What the key is completed with.
+# The constant that completes the key.
 _PARITY = 0x1BD11BDA
 
 
 def encrypt(key, words):
-    """Encrypts pairs of words; of consecutive ones it makes random bits.
+    """Encrypts pairs of words: consecutive ones become random bits.
 
     Args:
         key: list of two uint32 tensors.
