@@ -13,7 +13,7 @@ from tf_dpsub import interruptions
 
 @pytest.fixture(autouse=True)
 def ctrl_c_raises():
-    """Python's own handler, which a process in the background begins without."""
+    """Sets Python's own handler, which background processes begin without."""
     earlier = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, earlier)
