@@ -1,4 +1,4 @@
-"""What a step costs on any machine: read off its graph, nothing is run.
+"""Costs of a step on any machine, read off its graph without running it.
 
     python -m benchmarks.costs cnn resnet20
 
@@ -20,7 +20,7 @@ from benchmarks.peers import workloads
 from tf_dpsub.data import given_batches
 from tf_dpsub.gradients.graph import functions
 
-# They hand on what is there.
+# Operations that pass on tensors, and compute nothing.
 _FREE = frozenset({
     "Const", "ExpandDims", "Identity", "IdentityN", "NoOp", "Placeholder",
     "PreventGradient", "ReadVariableOp", "Reshape", "Shape", "Squeeze",
@@ -45,7 +45,7 @@ class Costs:
 
 
 def of(function, *inputs):
-    """The costs of a function of tensors of static shapes.
+    """Costs of a function of tensors of static shapes.
 
     Args:
         function: callable of tensors.
@@ -71,17 +71,17 @@ def of(function, *inputs):
 
 
 def _operations(graph, outputs):
-    """Those that run: the outputs, or what changes a state, need them."""
-    left = [t.op for t in outputs]
-    left += [op for op in graph.get_operations() if op.op_def.is_stateful]
+    """Operations that run, as outputs or changes of states need them."""
+    pending = [t.op for t in outputs]
+    pending += [op for op in graph.get_operations() if op.op_def.is_stateful]
     seen = set()
-    while left:
-        op = left.pop()
+    while pending:
+        op = pending.pop()
         if op in seen:
             continue
         seen.add(op)
-        left += [t.op for t in op.inputs]
-        left += op.control_inputs
+        pending += [t.op for t in op.inputs]
+        pending += op.control_inputs
         if op.type in functions.CALLS:
             body = functions.body(op)
             yield from _operations(body.graph, body.outputs)
@@ -129,9 +129,9 @@ def _convolution_flop(outputs, kernel):
 
 
 def _einsum_flop(op):
-    left = op.get_attr("equation").decode().split("->", maxsplit=1)[0]
+    operands = op.get_attr("equation").decode().split("->", maxsplit=1)[0]
     sizes = {}
-    for letters, tensor in zip(left.split(","), op.inputs):
+    for letters, tensor in zip(operands.split(","), op.inputs):
         sizes |= dict(zip(letters, tensor.shape, strict=True))
     return 2 * math.prod(sizes.values()) if len(op.inputs) > 1 else 0
 

@@ -1,4 +1,4 @@
-"""How much of a step Keras's GroupNormalization takes.
+"""Share of a step that Keras's GroupNormalization takes.
 
 The same model with and without these layers, plain and private; the steps of
 all four alternate in blocks in one process.
@@ -77,9 +77,9 @@ def main(_):
     )
     print("|---|---|---|---|---|")
     for name in _NETWORKS.value:
-        found = measure(name, _TURNS.value)
+        times = measure(name, _TURNS.value)
         cells = [
-            f"{found[kind]['ms']:.0f} ms | {found[kind]['share']:.0%}"
+            f"{times[kind]['ms']:.0f} ms | {times[kind]['share']:.0%}"
             for kind in ("plain", "private")
         ]
         print(f"| {name} | {' | '.join(cells)} |")

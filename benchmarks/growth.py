@@ -1,4 +1,4 @@
-"""How time and memory of a private step grow with what it works on.
+"""Growth of time and memory of a private step with the size of its work.
 
     python -m benchmarks.growth --out=out/growth
     python -m benchmarks.growth --axis=batch --rounds=5
@@ -7,9 +7,9 @@ Along each axis one size grows, and nothing else: the batch (ResNet-20), the
 parameters (an MLP, by its width), the length of sequences (BERT), the rank k
 and the number m of public examples of PDP-SGD, the rank of carriers of RGP.
 Every point is a process of its own, so that memory is counted from its start;
-points take turns, round by round. `runs.jsonl` keeps what was measured, and an
-interrupted run goes on where it was. `table.md` and `growth.png` show medians,
-and the slope of time on logarithmic axes.
+points take turns, round by round. `runs.jsonl` keeps the measurements, so that
+an interrupted run goes on where it was. `table.md` and `growth.png` show
+medians, and the slope of time on logarithmic axes.
 """
 
 import argparse
@@ -31,11 +31,11 @@ _TICKS = (1, 1.5, 2, 3, 5, 7)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Axis:
-    """What grows.
+    """A size that grows.
 
     Attributes:
-        title: string, of the model and what is done with it.
-        label: string, what the sizes are.
+        title: string, of the model and its training.
+        label: string, names the sizes.
         sizes: tuple of ints.
         build: function of a size and of whether the step is private, which
             returns a model, inputs, labels, and the optimizer.
@@ -198,7 +198,7 @@ def point(axis, size, private, seconds):
 
 
 def measure(folder, names, rounds, seconds):
-    """Runs what has not run yet, each point in a process.
+    """Runs the points that have not run yet, each in a process.
 
     Args:
         folder: `pathlib.Path`, of `runs.jsonl`.
@@ -228,13 +228,13 @@ def measure(folder, names, rounds, seconds):
         _, name, size, private = key
         command = [sys.executable, "-m", "benchmarks.growth"]
         command += [f"--axis={name}", f"--size={size}", f"--seconds={seconds}"]
-        found = subprocess.run(
+        process = subprocess.run(
             command + ["--private"] * private,
             stdout=subprocess.PIPE,
             text=True,
             check=True,
         )
-        run = {"point": key, **json.loads(found.stdout.splitlines()[-1])}
+        run = {"point": key, **json.loads(process.stdout.splitlines()[-1])}
         runs.append(run)
         with file.open("a", encoding="utf-8") as opened:
             opened.write(json.dumps(run) + "\n")
@@ -281,14 +281,14 @@ def summarized(runs):
 
 
 def slope(sizes, times):
-    """Of time on logarithmic axes: 1 where it grows in proportion."""
+    """Slope of time on logarithmic axes: 1 for growth in proportion."""
     return float(np.polyfit(np.log(sizes), np.log(times), 1)[0])
 
 
-def markdown(found):
-    """A table for each axis."""
+def markdown(summary):
+    """Tables, one for each axis."""
     lines = []
-    for name, rows in found.items():
+    for name, rows in summary.items():
         axis = AXES[name]
         sizes = [r["size"] for r in rows]
         if name == "parameters":
@@ -315,11 +315,11 @@ def markdown(found):
     return "\n".join(lines)
 
 
-def draw(found):
-    """Time above, memory below, a column for each axis."""
-    canvas = figures.new(3 * len(found) + 1, 5, "A step, by what it works on")
-    grid = canvas.subplots(2, len(found), squeeze=False, sharex="col")
-    for column, (name, rows) in enumerate(found.items()):
+def draw(summary):
+    """Figure of times above and memory below, a column for each axis."""
+    canvas = figures.new(3 * len(summary) + 1, 5, "A step, by what it works on")
+    grid = canvas.subplots(2, len(summary), squeeze=False, sharex="col")
+    for column, (name, rows) in enumerate(summary.items()):
         sizes = [r["size"] for r in rows]
         for line, what, unit in ((0, "ms", "ms"), (1, "peak_mib", "MiB")):
             axes = grid[line][column]
@@ -348,7 +348,7 @@ def draw(found):
 
 
 def main():
-    """Runs as the command line says; returns the exit code."""
+    """Runs the command line, and returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--axis", action="append", choices=AXES)
     parser.add_argument("--rounds", type=int, default=3)
@@ -362,10 +362,10 @@ def main():
         print(json.dumps(point(axis, args.size, args.private, args.seconds)))
         return 0
     runs = measure(args.out, args.axis or list(AXES), args.rounds, args.seconds)
-    found = summarized(runs)
-    text = markdown(found)
+    summary = summarized(runs)
+    text = markdown(summary)
     files.write_text(args.out / "table.md", text)
-    figures.write(draw(found), args.out / "growth.png")
+    figures.write(draw(summary), args.out / "growth.png")
     print(text)
     return 0
 

@@ -1,4 +1,4 @@
-"""How much faster two workers are than one, each on a core of its own.
+"""Speed-up of two workers over one, each on a core of its own.
 
 One worker, and two on this machine that find each other by `TF_CONFIG`, train
 by DP-SGD on batches of the same expected size, in turns. Time is that of the
@@ -40,7 +40,7 @@ class _EpochTimes(keras.callbacks.Callback):
 
 
 def work(core, name):
-    """Trains as one of the workers; prints the seconds of a step."""
+    """Trains as one of the workers, and prints the seconds of a step."""
     os.sched_setaffinity(0, {core})
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     with strategy.scope():
@@ -68,7 +68,7 @@ def work(core, name):
 
 
 def measured(count, name):
-    """Seconds a step of so many workers, each on one core."""
+    """Seconds per step of `count` workers, each on one core."""
     with workers.started(
         count,
         "-m",
@@ -77,9 +77,9 @@ def measured(count, name):
         f"--model={name}",
     ) as processes:
         outputs = [p.communicate() for p in processes]
-        for process, (_, told) in zip(processes, outputs):
+        for process, (_, log) in zip(processes, outputs):
             if process.returncode:
-                raise RuntimeError(told[-2000:])
+                raise RuntimeError(log[-2000:])
     return max(float(out.splitlines()[-1]) for out, _ in outputs)
 
 
@@ -90,12 +90,12 @@ def main(_):
         [measured(count, _MODEL.value) for count in (1, 2)]
         for _ in range(_ROUNDS.value)
     ]
-    found = {
+    results = {
         "one worker, ms": 1e3 * statistics.median(p[0] for p in pairs),
         "two workers, ms": 1e3 * statistics.median(p[1] for p in pairs),
         "times as fast": [p[0] / p[1] for p in pairs],
     }
-    print(json.dumps(found, indent=2))
+    print(json.dumps(results, indent=2))
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ _TOGETHER = 50
 
 
 def _write(folder, rows, columns):
-    """Gradients in float16."""
+    """Writes gradients in float16."""
     rng = np.random.default_rng(0)
     weights = keras.Variable(np.zeros(columns, "float32"), name="weights")
     store = analysis.GradientStore.create(folder, [weights], dtype="float16")
@@ -44,17 +44,17 @@ def _write(folder, rows, columns):
 
 
 def _decompose(folder, k):
-    """Seconds, GiB at the peak of this process, and what was found."""
+    """Measures seconds, peak memory in GiB, and errors of the result."""
     store = analysis.GradientStore(folder)
     start = time.perf_counter()
-    found = analysis.top_singular_values(store, k, directions=True)
+    spectrum = analysis.top_singular_values(store, k, directions=True)
     seconds = time.perf_counter() - start
-    directions = found.directions
+    directions = spectrum.directions
     products = directions.T @ directions
     return {
         "seconds": seconds,
         "GiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
-        "first and last": [float(s) for s in found.singular_values[[0, -1]]],
+        "first and last": [float(s) for s in spectrum.singular_values[[0, -1]]],
         "not orthonormal by": float(np.abs(products - np.eye(k)).max()),
     }
 
@@ -63,8 +63,8 @@ def main(_):
     with tempfile.TemporaryDirectory(dir=_FOLDER.value) as folder:
         _write(folder, _ROWS.value, _COLUMNS.value)
         with multiprocessing.get_context("spawn").Pool(1) as pool:
-            found = pool.apply(_decompose, (folder, _K.value))
-    print(json.dumps(found, indent=2))
+            results = pool.apply(_decompose, (folder, _K.value))
+    print(json.dumps(results, indent=2))
 
 
 if __name__ == "__main__":

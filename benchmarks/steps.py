@@ -17,7 +17,7 @@ _SHORTEST_BLOCK = 0.1
 
 
 def built(name):
-    """The model of a workload, and its batch.
+    """Model of a workload, and its batch.
 
     Args:
         name: string, one of `benchmarks.peers.workloads.WORKLOADS`.
@@ -115,7 +115,7 @@ def _lstm(vocabulary, length, unroll):
 
 
 def step(model, x, y, optimizer, metrics=("accuracy",)):
-    """A function that makes one training step, on one batch in memory.
+    """Function that makes one training step, on one batch in memory.
 
     Args: as `prepared`.
 
@@ -163,7 +163,7 @@ def batches(model, *data):
     if isinstance(model, tf_dpsub.PrivateModel):
         size = len(keras.tree.flatten(data)[0])
         poisson = tf_dpsub.data.PoissonBatches(*data, batch_size=size)
-        # As large as every batch here: sampling is not what is measured.
+        # All batches have this size: sampling is not measured.
         drawn = private_batches.PrivateBatches.drawn(model, poisson)
         model.prepare_training(drawn.spec)
         given = private_batches.PrivateBatches.given(model, dataset)
@@ -175,13 +175,13 @@ def batches(model, *data):
 
 
 def step_of(model, dataset):
-    """A function that makes one training step, of what `prepared` made."""
+    """Function that makes one training step on a dataset of `prepared`."""
     model.make_train_function()
     return functools.partial(model.train_function, iter(dataset))
 
 
 class _Endless:
-    """A run of `fit` without a last step, which nothing is charged for."""
+    """A run of `fit` without a last step and without charges."""
 
     observer = None
 
@@ -196,7 +196,7 @@ class _Endless:
 
 
 def measure_steps(steps, blocks):
-    """Seconds a step of each kind: blocks of steps alternate."""
+    """Seconds per step of each kind, in blocks of steps that alternate."""
     count = max(_steps_in_a_block(run) for run in steps.values())
     times = {name: [] for name in steps}
     for _ in range(blocks):

@@ -98,7 +98,7 @@ def gep(repeats):
     model = _gep_model(
         tf_dpsub.models.mnist_cnn(), x, y, x_public, 500, "layers"
     )
-    # From then on the basis starts close to what it becomes.
+    # From then on, the basis starts close to its result.
     for _ in range(_STEPS_BEFORE):
         model.train_on_batch(x, y)
     subspace, step = model.optimizer.subspace, model.training_step

@@ -54,7 +54,7 @@ def exported(workload, method):
     arguments = [
         step_file.Argument.like(t.numpy()) for t in tf.nest.flatten(batch)
     ]
-    # What is drawn is what whoever reads the file will draw.
+    # Readers of the file draw the same numbers.
     data = [a.array(k) for k, a in enumerate(arguments)]
     captured = []
     for tensor in concrete.captured_inputs:
@@ -83,7 +83,7 @@ def exported(workload, method):
 
 
 def _written(concrete):
-    """Indices of the inputs of a function that are variables it assigns to.
+    """Indices of the inputs of a function that are variables it assigns.
 
     XLA returns their values, in this order, after those of the function.
     """
@@ -95,7 +95,7 @@ def _written(concrete):
 
 
 def main():
-    """Runs as the command line says; returns the exit code."""
+    """Runs the command line, and returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=pathlib.Path)
     for name, choices in (

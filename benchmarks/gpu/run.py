@@ -59,7 +59,7 @@ class LoadedStep:
         self.results = None
 
     def __call__(self):
-        """Makes one step; it may not be finished yet."""
+        """Starts one step, which may end later."""
         done = self._executable.execute_sharded(self._arguments)
         self.results = [
             arrays[0] for arrays in done.disassemble_into_single_device_arrays()
@@ -72,17 +72,17 @@ class LoadedStep:
         jax.block_until_ready(self.results)
 
     def costs(self):
-        """XLA's count of operations and bytes of a step, or of what it can.
+        """XLA's count of operations and bytes of a step.
 
         Returns:
-            Two floats; None where it tells nothing.
+            Two floats; None where XLA has no count.
         """
-        found = self._executable.cost_analysis()
-        return found.get("flops"), found.get("bytes accessed")
+        analysis = self._executable.cost_analysis()
+        return analysis.get("flops"), analysis.get("bytes accessed")
 
 
 def _module(step):
-    """The program, which may write what it updates where that was."""
+    """The program, which may overwrite the arguments that it updates."""
     with mlir.make_ir_context():
         module = ir.Module.parse(step.stablehlo)
         main = next(
@@ -107,7 +107,7 @@ def measured(file, seconds):
         seconds: float, how long to make steps.
 
     Returns:
-        dict of what was found.
+        dict of the results.
     """
     jax.config.update("jax_enable_x64", True)
     device = jax.devices()[0]
@@ -118,7 +118,7 @@ def measured(file, seconds):
     step()
     loss, change = described.errors([np.asarray(r) for r in step.results])
     flop, size = step.costs()
-    found = {
+    results = {
         "workload": described.workload,
         "method": described.method,
         "device": device.device_kind,
@@ -130,13 +130,13 @@ def measured(file, seconds):
         "bytes": size,
         "ms": _times(step, step.finish, seconds, described.cycle),
     }
-    # A CPU does not tell.
+    # A CPU has no such statistics.
     peak = (device.memory_stats() or {}).get("peak_bytes_in_use")
-    return found | {"peak_mib": None if peak is None else peak / 2**20}
+    return results | {"peak_mib": None if peak is None else peak / 2**20}
 
 
 def _times(step, finish, seconds, cycle=1):
-    """Milliseconds a step of blocks of steps, for so long."""
+    """Milliseconds per step of blocks of steps, for some seconds."""
 
     def block(count):
         start = time.perf_counter()
@@ -147,15 +147,15 @@ def _times(step, finish, seconds, cycle=1):
 
     block(_WARM_UPS)
     count = cycle * math.ceil(_SHORTEST_BLOCK / block(cycle))
-    found = []
+    times = []
     end = time.perf_counter() + seconds
-    while len(found) < _FEWEST or time.perf_counter() < end:
-        found.append(1e3 * block(count) / count)
-    return found
+    while len(times) < _FEWEST or time.perf_counter() < end:
+        times.append(1e3 * block(count) / count)
+    return times
 
 
 def ceilings(size, copied, seconds):
-    """What the device reaches at best.
+    """Highest speeds that the device reaches.
 
     Args:
         size: int, of the square matrices that are multiplied.
@@ -165,17 +165,17 @@ def ceilings(size, copied, seconds):
     Returns:
         dict: operations a second by type of numbers, and bytes a second.
     """
-    found = {"device": jax.devices()[0].device_kind}
+    speeds = {"device": jax.devices()[0].device_kind}
     for dtype in ("float32", "bfloat16"):
         key = jax.random.key(0)
         matrix = jax.random.normal(key, (size, size), dtype)
         ms = _best(lambda a: a @ a, matrix, seconds)
-        found[f"{dtype} flop/s"] = 2e3 * size**3 / ms
+        speeds[f"{dtype} flop/s"] = 2e3 * size**3 / ms
     array = jnp.zeros(copied // 4, jnp.float32)
-    found["bytes/s"] = (
+    speeds["bytes/s"] = (
         2e3 * array.nbytes / _best(lambda a: a + 1, array, seconds)
     )
-    return found
+    return speeds
 
 
 def _best(function, array, seconds):
@@ -199,7 +199,7 @@ def of_peers(names, seconds):
         List of dicts, as `benchmarks.peers.timing` prints them, with a reason
         where there is none.
     """
-    found = []
+    results = []
     for name in names:
         for module, methods in _PEERS.items():
             for method in methods:
@@ -211,20 +211,20 @@ def of_peers(names, seconds):
                     check=False,
                 )
                 if done.returncode == 0:
-                    found.append(json.loads(done.stdout.splitlines()[-1]))
+                    results.append(json.loads(done.stdout.splitlines()[-1]))
                     continue
                 last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-                found.append({
+                results.append({
                     "framework": module.rpartition(".")[2],
                     "workload": name,
                     "method": method,
                     "impossible": last,
                 })  # fmt: skip
-    return found
+    return results
 
 
 def markdown(steps, best, peers):
-    """A table of what was found."""
+    """A table of the results."""
     lines = [
         f"{best['device']}: products of matrices at "
         f"{best['float32 flop/s'] / 1e12:.3g} TFLOP/s in float32 and "
@@ -265,8 +265,8 @@ def markdown(steps, best, peers):
     return "\n".join(lines) + "\n"
 
 
-def _median(found):
-    return float(np.median(found["ms"]))
+def _median(result):
+    return float(np.median(result["ms"]))
 
 
 def _ratio(ms, plain):
@@ -282,7 +282,7 @@ def _row(*cells):
 
 
 def main():
-    """Runs as the command line says; returns the exit code."""
+    """Runs the command line, and returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("files", nargs="+", type=pathlib.Path)
     parser.add_argument("--seconds", type=float, default=3.0, help="of each")
@@ -306,18 +306,18 @@ def main():
     print(table)
     if args.write:
         args.write.mkdir(parents=True, exist_ok=True)
-        found = {"steps": steps, "ceilings": best, "peers": peers}
-        (args.write / "results.json").write_text(json.dumps(found, indent=1))
+        results = {"steps": steps, "ceilings": best, "peers": peers}
+        (args.write / "results.json").write_text(json.dumps(results, indent=1))
         (args.write / "table.md").write_text(table, "utf-8")
     return 0
 
 
-def _summary(found):
+def _summary(result):
     return (
-        f"{found['workload']}, {found['method']}: {_median(found):.3g} ms, "
-        f"compiled in {found['compile_s']:.0f} s; error of the loss "
-        f"{found['loss_error']:.1e}, of the change of weights "
-        f"{found['change_error']:.1e}"
+        f"{result['workload']}, {result['method']}: {_median(result):.3g} ms, "
+        f"compiled in {result['compile_s']:.0f} s; error of the loss "
+        f"{result['loss_error']:.1e}, of the change of weights "
+        f"{result['change_error']:.1e}"
     )
 
 

@@ -1,7 +1,7 @@
 """Compiled steps in files, for machines without TensorFlow.
 
-This module needs NumPy alone. A file holds a training step in StableHLO, what
-it is called with, and what came out of it on the machine that wrote the file.
+This module needs NumPy alone. A file holds a training step in StableHLO, its
+arguments, and its results on the machine that wrote the file.
 """
 
 import dataclasses
@@ -9,21 +9,21 @@ import json
 
 import numpy as np
 
-# Numbers. Larger arrays of floats are drawn anew where a file is read.
+# Larger arrays of floats are not stored, but drawn where a file is read.
 _STORED = 2**16
 _SAMPLED = 4096
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Argument:
-    """What a step is called with.
+    """An argument of a step.
 
     Attributes:
         name: string, of the variable; empty for data.
         shape: tuple of ints.
         dtype: string.
         value: array; None if one is drawn.
-        mean, stddev: floats, of what is drawn.
+        mean, stddev: floats, of numbers that are drawn.
         is_trained: bool, whether it is a weight that the step trains.
     """
 
@@ -98,7 +98,7 @@ class CompiledStep:
         return [a.array(seed) for seed, a in enumerate(self.arguments)]
 
     def errors(self, results):
-        """How far results of a first step are from the expected ones.
+        """Errors of the results of a first step.
 
         Args:
             results: list of arrays.
@@ -107,21 +107,21 @@ class CompiledStep:
             Two floats: of what the step reports, its loss, and of the change of
             the trained weights, each relative to what is expected.
         """
-        found = [sample(r) for r in results]
-        reported = len(found) - len(self.updates)
-        loss = _relative_error(found[:reported], self.expected[:reported])
+        samples = [sample(r) for r in results]
+        reported = len(samples) - len(self.updates)
+        loss = _relative_error(samples[:reported], self.expected[:reported])
         changes, expected = [], []
         for k, argument in self.updates.items():
             if self.arguments[argument].is_trained:
                 before = sample(self.arguments[argument].array(argument))
-                changes.append(np.subtract(found[k], before, dtype=float))
+                changes.append(np.subtract(samples[k], before, dtype=float))
                 expected.append(
                     np.subtract(self.expected[k], before, dtype=float)
                 )
         return loss, _relative_error(changes, expected)
 
     def write(self, file):
-        """Writes all of it to an `.npz` file."""
+        """Writes the step to an `.npz` file."""
         described = dataclasses.asdict(self) | {
             "arguments": [
                 dataclasses.asdict(a) | {"value": None} for a in self.arguments
@@ -140,7 +140,7 @@ class CompiledStep:
 
     @classmethod
     def read(cls, file):
-        """Reads what `write` wrote."""
+        """Reads a file of `write`."""
         with np.load(file) as arrays:
             fields = json.loads(str(arrays["step"]))
             return cls(**fields | {
@@ -161,13 +161,13 @@ class CompiledStep:
 
 
 def sample(array):
-    """Some of the numbers of an array, one-dimensional."""
+    """A sample of the numbers of an array, one-dimensional."""
     flat = np.asarray(array).reshape(-1)
     return flat[:: -(-flat.size // _SAMPLED)]
 
 
-def _relative_error(found, expected):
+def _relative_error(computed, expected):
     """Norm of the difference of lists of arrays, as a share of `expected`."""
-    found, expected = np.concatenate(found), np.concatenate(expected)
-    difference = np.linalg.norm(found - expected)
+    computed, expected = np.concatenate(computed), np.concatenate(expected)
+    difference = np.linalg.norm(computed - expected)
     return float(difference / np.linalg.norm(expected))

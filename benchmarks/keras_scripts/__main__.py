@@ -37,7 +37,7 @@ _ALWAYS_CHANGED = 3
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What is found of a script.
+    """Results for a script.
 
     Attributes:
         title: string, the category first.
@@ -62,7 +62,7 @@ class Row:
 
 
 def described(name):
-    """The title of a script, and how many lines a private run changes."""
+    """Title of a script, and the number of lines a private run changes."""
     title = _module(name).__doc__.strip().rstrip(".")
     text = (_FOLDER / f"{name}.py").read_text("utf-8")
     return title, _ALWAYS_CHANGED + text.count("# changed")
@@ -119,7 +119,7 @@ def _data(script):
 
 
 def _ratio(private, data, script, blocks):
-    """How many plain steps a private one takes."""
+    """Time of a private step, in plain steps."""
     plain = script.model
     plain.compile(keras.optimizers.Adam(1e-3), script.loss)
     times = steps.measure_steps(
@@ -129,14 +129,14 @@ def _ratio(private, data, script, blocks):
         },
         blocks,
     )
-    # Of neighbours in time: other load on the machine cancels.
+    # Ratios of neighbours in time: other load on the machine cancels.
     return statistics.median(
         a / b for a, b in zip(times["private"], times["plain"])
     )
 
 
 class _Logged(logging.logging.Handler):
-    """Keeps the reason that one log line gives."""
+    """Log handler that keeps the reason against the graph engine."""
 
     reason = ""
 

@@ -1,4 +1,4 @@
-"""What a script has: a plain model, its loss, and a batch of data."""
+"""Parts of a script: a plain model, its loss, and a batch of data."""
 
 import dataclasses
 
@@ -31,7 +31,7 @@ def floats(*shape):
 
 
 def integers(limit, *shape):
-    """Whole numbers from 0 up to below a limit."""
+    """Whole numbers from 0 to below a limit."""
     return np.random.default_rng(1).integers(0, limit, shape).astype("int32")
 
 

@@ -6,7 +6,7 @@
 is a process, and takes turns of half a second, or of a step, with another one
 that makes steps of our DP-SGD: ratios to it are of the same minute, however the
 speed of the machine drifts. All of it is done as often as there are rounds.
-What was measured is kept in `runs.jsonl`, so that an interrupted comparison
+Measurements are kept in `runs.jsonl`, so that an interrupted comparison
 goes on where it was: nothing else should run on the machine. `table.md`,
 `results.json` and `bars.png` are written to the workdir.
 """
@@ -45,9 +45,9 @@ _TIMEOUT = flags.DEFINE_float(
 )
 
 OURS = "tf_dpsub"
-# What all others compare with.
+# The method with which all others are compared.
 REFERENCE = "graph"
-# The folder of its environment, what it is called, and its methods.
+# The folder of the environment, the title and the methods of each framework.
 FRAMEWORKS = {
     OURS: (
         None,
@@ -67,7 +67,7 @@ FRAMEWORKS = {
 }  # fmt: skip
 _SECONDS_A_TURN = 0.5
 _SECONDS_TO_STOP = 10
-# Where bars end, as multiples of ours.
+# Longer bars are cut, in multiples of ours.
 _LONGEST = 4
 _COLOURS = {
     "opacus": figures.RED,
@@ -77,7 +77,7 @@ _COLOURS = {
 
 
 def measure(workdir, names, frameworks, rounds, seconds, timeout):
-    """Runs what has not run yet.
+    """Runs the tasks that have not run yet.
 
     Args:
         workdir: `pathlib.Path`, of `runs.jsonl`.
@@ -102,15 +102,17 @@ def measure(workdir, names, frameworks, rounds, seconds, timeout):
         for method in FRAMEWORKS[f][2]
     ]
     hopeless = {_key(run)[1:] for run in runs if "ms" not in run}
-    left = [
+    pending = [
         task
         for task in tasks
         if _key(task) not in done and _key(task)[1:] not in hopeless
     ]
     count = 0
-    for (_, name), some in itertools.groupby(left, lambda task: _key(task)[:2]):
+    for (_, name), group in itertools.groupby(
+        pending, lambda task: _key(task)[:2]
+    ):
         with _reference(name, timeout) as reference:
-            for task in some:
+            for task in group:
                 count += 1
                 if _key(task)[1:] in hopeless:
                     continue
@@ -121,7 +123,7 @@ def measure(workdir, names, frameworks, rounds, seconds, timeout):
                 runs.append(run)
                 with open(file, "a", encoding="utf-8") as opened:
                     opened.write(json.dumps(run) + "\n")
-                print(f"[{count}/{len(left)}] {_told(run)}", flush=True)
+                print(f"[{count}/{len(pending)}] {_summary(run)}", flush=True)
     return runs
 
 
@@ -149,31 +151,31 @@ def _reference(name, timeout):
 
 
 def _run(task, reference, seconds, timeout):
-    """What a process finds in turns with another one."""
+    """Result of a process that takes turns with another one."""
     with _Process(
         task["workload"], task["framework"], task["method"], timeout
     ) as process:
         try:
-            found = process.answer()
-            if "impossible" in found:
-                return found
-            found |= {"ms": [], "our_ms": []}
+            result = process.answer()
+            if "impossible" in result:
+                return result
+            result |= {"ms": [], "our_ms": []}
             end = time.monotonic() + 2 * seconds
-            while len(found["ms"]) < timing.FEWEST or time.monotonic() < end:
+            while len(result["ms"]) < timing.FEWEST or time.monotonic() < end:
                 turn = process.make_steps(_SECONDS_A_TURN)
-                found["ms"] += turn["ms"]
-                found["peak_mib"] = turn["peak_mib"]
+                result["ms"] += turn["ms"]
+                result["peak_mib"] = turn["peak_mib"]
                 ours = reference.make_steps(_SECONDS_A_TURN)
-                found["our_ms"] += ours["ms"]
+                result["our_ms"] += ours["ms"]
         except _FailedError as error:
             if error.process is reference:
                 raise
             return {"failed": str(error)}
-    return found
+    return result
 
 
 class _FailedError(Exception):
-    """A process does not answer; says why."""
+    """A process did not answer, for the reason given."""
 
     def __init__(self, reason, process):
         super().__init__(reason)
@@ -181,7 +183,7 @@ class _FailedError(Exception):
 
 
 class _Process:
-    """A program that makes steps when it is asked to."""
+    """A process that makes steps on request."""
 
     def __init__(self, name, framework, method, timeout):
         folder = FRAMEWORKS[framework][0]
@@ -226,17 +228,17 @@ class _Process:
         self._errors.close()
 
     def make_steps(self, seconds):
-        """Asks for steps; returns what the process found."""
+        """Asks for steps, and returns the answer of the process."""
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(f"{seconds}\n")
             self._process.stdin.flush()
         return self.answer()
 
     def answer(self):
-        """The next thing that the process says.
+        """The next answer of the process.
 
         Raises:
-            _FailedError: if it says nothing.
+            _FailedError: if there is none.
         """
         timer = threading.Timer(self._timeout, self._time_out)
         timer.start()
@@ -258,11 +260,11 @@ class _Process:
         if code < 0:
             return f"killed by signal {-code}"
         self._errors.seek(0)
-        said = self._errors.read().strip() or "nothing said"
-        return said.splitlines()[-1]
+        output = self._errors.read().strip() or "no output"
+        return output.splitlines()[-1]
 
 
-def _told(run):
+def _summary(run):
     what = f"{run['workload']}, {run['framework']} {run['method']}: "
     if "ms" not in run:
         return what + run.get("impossible", run.get("failed"))
@@ -290,12 +292,14 @@ def summarized(runs):
         by_kind.setdefault(_key(run)[1:], []).append(run)
     rows = []
     for name, framework, method in sorted(by_kind, key=_place):
-        own = by_kind[name, framework, method]
+        kind_runs = by_kind[name, framework, method]
         row = {"workload": name, "framework": framework, "method": method}
-        row["version"] = own[-1].get("version", "")
-        measured = [run for run in own if "ms" in run]
+        row["version"] = kind_runs[-1].get("version", "")
+        measured = [run for run in kind_runs if "ms" in run]
         if not measured:
-            row["reason"] = own[-1].get("impossible", own[-1].get("failed"))
+            row["reason"] = kind_runs[-1].get(
+                "impossible", kind_runs[-1].get("failed")
+            )
             rows.append(row)
             continue
         steps = np.concatenate([run["ms"] for run in measured])
@@ -318,7 +322,7 @@ def summarized(runs):
 
 
 def _place(kind):
-    """Where a row stands, whatever the order of the runs."""
+    """Sort key of a row, independent of the order of the runs."""
     name, framework, method = kind
     return (
         list(WORKLOADS).index(name),
@@ -328,7 +332,7 @@ def _place(kind):
 
 
 def fastest(rows):
-    """DP-SGD of each framework: ours, and the fastest method of the others.
+    """Row of DP-SGD for each framework: ours, the fastest of the others.
 
     Args:
         rows: list of dicts, as `summarized` returns them.
@@ -336,19 +340,19 @@ def fastest(rows):
     Returns:
         Dict of dicts of rows, by workload and framework.
     """
-    found = {}
+    best = {}
     for row in rows:
         framework = row["framework"]
-        known = found.setdefault(row["workload"], {}).get(framework)
+        current = best.setdefault(row["workload"], {}).get(framework)
         if "ms" not in row or row["method"] == "plain":
             continue
         if framework == OURS:
             is_better = row["method"] == REFERENCE
         else:
-            is_better = known is None or row["to_ours"] < known["to_ours"]
+            is_better = current is None or row["to_ours"] < current["to_ours"]
         if is_better:
-            found[row["workload"]][framework] = row
-    return found
+            best[row["workload"]][framework] = row
+    return best
 
 
 def _to_ours(run):
@@ -356,7 +360,7 @@ def _to_ours(run):
 
 
 def _ratio(runs, others, quantity):
-    """Of the same rounds; None if there are none."""
+    """Median ratio to others in the same rounds; None without such rounds."""
     of_others = {run["round"]: run for run in others if "ms" in run}
     ratios = [
         quantity(run) / quantity(of_others[run["round"]])
@@ -367,7 +371,7 @@ def _ratio(runs, others, quantity):
 
 
 def markdown(rows, command):
-    """DP-SGD of all frameworks, then one table for each workload."""
+    """Tables of DP-SGD by all frameworks, and of each workload."""
     lines = ["```sh", command, "```", ""]
     versions = {row["version"] for row in rows if row["version"]}
     lines += [f"{'; '.join(sorted(versions))}.", "", *_overview(rows), ""]
@@ -426,11 +430,11 @@ def _two_digits(ratio):
 
 
 def draw(rows):
-    """Bars of DP-SGD by the other frameworks, as multiples of ours."""
-    found = fastest(rows)
+    """Figure of the times of DP-SGD, as multiples of ours."""
+    best_rows = fastest(rows)
     bars = {
         name: [f for f in _COLOURS if f in best]
-        for name, best in found.items()
+        for name, best in best_rows.items()
         if OURS in best and len(best) > 1
     }
     height = 0.22 * sum(len(bars[name]) + 1 for name in bars) + 1.2
@@ -441,7 +445,7 @@ def draw(rows):
     for name, frameworks in bars.items():
         ticks[WORKLOADS[name].title] = place - (len(frameworks) - 1) / 2
         for framework in frameworks:
-            ratio = found[name][framework]["to_ours"]
+            ratio = best_rows[name][framework]["to_ours"]
             axes.barh(place, ratio, 0.8, color=_COLOURS[framework])
             if ratio > _LONGEST:
                 axes.text(
@@ -461,7 +465,7 @@ def draw(rows):
 
 
 def write(runs, workdir, command):
-    """Writes the table, the rows and the figure; returns the table."""
+    """Writes table, rows and figure, and returns the table."""
     rows = summarized(runs)
     text = markdown(rows, command)
     files.write_text(workdir / "table.md", text)
@@ -475,13 +479,13 @@ def write(runs, workdir, command):
 
 
 def main(_):
-    """Runs as the flags say; returns the exit code."""
+    """Runs the command line, and returns the exit code."""
     frameworks = _FRAMEWORKS.value or list(FRAMEWORKS)
-    for known, asked in ((WORKLOADS, _WORKLOADS), (FRAMEWORKS, _FRAMEWORKS)):
-        unknown = set(asked.value or ()) - set(known)
+    for names, flag in ((WORKLOADS, _WORKLOADS), (FRAMEWORKS, _FRAMEWORKS)):
+        unknown = set(flag.value or ()) - set(names)
         if unknown:
             return (
-                f"error: Expected --{asked.name} among {', '.join(known)}, got "
+                f"error: Expected --{flag.name} among {', '.join(names)}, got "
                 f"{', '.join(sorted(unknown))}."
             )
     workdir = pathlib.Path(WORKDIR.value or "out/bench")

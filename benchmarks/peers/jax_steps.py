@@ -60,7 +60,7 @@ def _conv(kernel, x, strides=1, padding="SAME"):
 
 
 def _max_pool(x):
-    """Windows of 2×2, at every pixel."""
+    """Maxima of windows of 2×2, at every pixel."""
     # The gradient of reduce_window takes several times as long on a CPU.
     x = jnp.maximum(x[:, 1:], x[:, :-1])
     return jnp.maximum(x[:, :, 1:], x[:, :, :-1])
@@ -322,7 +322,7 @@ _MODELS = {
 
 
 def _model(name):
-    """Loss of trained and frozen weights on a batch, and these weights."""
+    """Loss function of trained and frozen weights on a batch, with weights."""
     workload = workloads.WORKLOADS[name]
     new, model = _MODELS[name]
     trained, frozen = new(np.random.default_rng(0), workload), {}

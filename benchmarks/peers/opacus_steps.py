@@ -34,7 +34,7 @@ _DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def built(workload, method):
-    """What `timing.main` asks for."""
+    """Builds the step for `timing.main`."""
     sizes = workloads.WORKLOADS[workload]
     if method == "ghost" and sizes.is_language_model:
         raise NotImplementedError(
@@ -56,7 +56,7 @@ def built(workload, method):
 
 
 def new_model(workload, private):
-    """The model of a workload.
+    """Model of a workload.
 
     Args:
         workload: string, one of `benchmarks.peers.workloads.WORKLOADS`.
@@ -81,7 +81,7 @@ def new_model(workload, private):
 
 
 def new_step(model, x, y, method, one_logit=False):
-    """A function that makes one training step, always on the same batch.
+    """Function that makes one training step, always on the same batch.
 
     Args:
         model: `nn.Module`.
@@ -341,7 +341,7 @@ class _Embeddings(nn.Module):
 
 
 class _TransformerLayer(nn.Module):
-    """Normalized before its parts and causal if it decodes, else after."""
+    """A layer: causal and normalized first in a decoder, else last."""
 
     def __init__(self, width, decodes):
         super().__init__()
@@ -365,7 +365,7 @@ class _TransformerLayer(nn.Module):
 
 
 class _Attention(nn.Module):
-    """Heads of width 64."""
+    """Attention with heads of width 64."""
 
     def __init__(self, width, is_causal):
         super().__init__()

@@ -39,7 +39,7 @@ _STAGES = 3
 
 
 def built(workload, method):
-    """What `timing.main` asks for."""
+    """Builds the step for `timing.main`."""
     model = new_model(workload, method)
     counts = _counts(model.weights), _counts(model.trainable_weights)
     x, y = workloads.data(workload)
@@ -51,7 +51,7 @@ def built(workload, method):
 
 
 def new_model(workload, method):
-    """The model of a workload, compiled.
+    """Compiled model of a workload.
 
     Args:
         workload: string, one of `benchmarks.peers.workloads.WORKLOADS`.
@@ -106,7 +106,7 @@ def _rules():
 def _require_rules(model, x, y):
     """Makes the library raise its own error if it has no rule for a layer.
 
-    A `DPModel` would do what `dp_model` measures, and log it only.
+    Otherwise it would only log, and do what `dp_model` measures.
     """
     rules = _rules()
     if not gradient_clipping_utils.all_trainable_layers_are_registered(

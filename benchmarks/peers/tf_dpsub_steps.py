@@ -45,7 +45,7 @@ _GEP_SUBSPACES = {
 
 
 def built(workload, method):
-    """What `timing.main` asks for."""
+    """Builds the step for `timing.main`."""
     model, dataset, *counts = prepared(workload, method)
     step = steps.step_of(model, dataset)
     calls = UPDATE_EVERY.get(method, 1)
@@ -59,7 +59,7 @@ def built(workload, method):
 
 
 def prepared(workload, method, **settings):
-    """A model that is ready to train by a method.
+    """Model that is ready to train by a method.
 
     Args:
         workload: string.

@@ -1,4 +1,4 @@
-"""Times steps in a process of their own, and prints what was found as JSON.
+"""Times steps in a process of their own, and prints the results as JSON.
 
 With `--turns` a program says when it is ready, and then makes steps whenever a
 line of its input says for how many seconds, so that programs can alternate.
@@ -16,7 +16,7 @@ _WARM_UPS, FEWEST = 3, 5
 
 
 def main(framework, version, methods, built, steps_per_call=None):
-    """Runs one method on one workload, as the command line says.
+    """Runs the method and the workload that the command line names.
 
     Args:
         framework: string.
@@ -27,8 +27,8 @@ def main(framework, version, methods, built, steps_per_call=None):
             end, and the numbers of all and of trained parameters. It raises
             `NotImplementedError`, with the reason, for what the framework
             cannot do.
-        steps_per_call: function of a method, which returns how many steps that
-            function makes. Defaults to `None`, one of every method.
+        steps_per_call: function of a method, which returns the number of steps
+            that its function makes. Defaults to `None`, one for all methods.
 
     Raises:
         ValueError: if the model has another number of parameters than the
@@ -40,7 +40,7 @@ def main(framework, version, methods, built, steps_per_call=None):
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--turns", action="store_true")
     args = parser.parse_args()
-    found = {
+    result = {
         "framework": framework,
         "version": version,
         "workload": args.workload,
@@ -49,12 +49,12 @@ def main(framework, version, methods, built, steps_per_call=None):
     try:
         step, parameters, trained = built(args.workload, args.method)
     except NotImplementedError as error:
-        _tell(found | {"impossible": str(error)})
+        _print(result | {"impossible": str(error)})
         return
     _check(args.workload, parameters, trained)
     began = time.perf_counter()
     step()
-    found["first_ms"] = 1e3 * (time.perf_counter() - began)
+    result["first_ms"] = 1e3 * (time.perf_counter() - began)
     warm_up(step)
     count = 1 if steps_per_call is None else steps_per_call(args.method)
 
@@ -65,15 +65,15 @@ def main(framework, version, methods, built, steps_per_call=None):
         }
 
     if args.turns:
-        _tell(found)
+        _print(result)
         for line in sys.stdin:
-            _tell(turn(float(line), 1))
+            _print(turn(float(line), 1))
     else:
-        _tell(found | turn(args.seconds, FEWEST))
+        _print(result | turn(args.seconds, FEWEST))
 
 
-def _tell(found):
-    print(json.dumps(found), flush=True)
+def _print(result):
+    print(json.dumps(result), flush=True)
 
 
 def _check(name, parameters, trained):
@@ -87,22 +87,22 @@ def _check(name, parameters, trained):
 
 
 def warm_up(step):
-    """Makes the steps that are not timed."""
+    """Makes some steps that are not timed."""
     for _ in range(_WARM_UPS):
         step()
 
 
 def times(step, seconds, fewest=FEWEST):
-    """Milliseconds of single steps, for so long, and of a few at least."""
-    found = []
+    """Milliseconds of single steps, for some seconds, and of a few at least."""
+    milliseconds = []
     end = time.perf_counter() + seconds
-    while len(found) < fewest or time.perf_counter() < end:
+    while len(milliseconds) < fewest or time.perf_counter() < end:
         start = time.perf_counter()
         step()
-        found.append(1e3 * (time.perf_counter() - start))
-    return found
+        milliseconds.append(1e3 * (time.perf_counter() - start))
+    return milliseconds
 
 
 def peak_mib():
-    """The most memory that this process has held."""
+    """Peak memory of this process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10

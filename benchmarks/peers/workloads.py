@@ -1,4 +1,4 @@
-"""What every framework trains: sizes, and data drawn from a fixed seed.
+"""Workloads of all frameworks: sizes, and data drawn from a fixed seed.
 
 This module, like `timing`, needs NumPy alone: each framework's program runs in
 an environment of its own, and imports both.
@@ -38,12 +38,12 @@ class Workload:
 
     @property
     def is_language_model(self):
-        """Whether the next token is predicted at each."""
+        """True if the next token is predicted at each token."""
         return self.classes == self.vocabulary
 
     @property
     def outputs(self):
-        """Logits of an example, or of a token."""
+        """Number of logits of an example, or of a token."""
         return 1 if self.one_logit else self.classes
 
 
@@ -137,7 +137,7 @@ WORKLOADS = {
 
 
 def data(name, examples=None, seed=0):
-    """The batch of a workload, or as many examples of the same kind.
+    """Batch of a workload, or another number of such examples.
 
     Args:
         name: string.

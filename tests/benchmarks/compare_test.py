@@ -1,4 +1,4 @@
-"""Comparisons of frameworks: what runs, goes on, and is told of it."""
+"""Comparisons of frameworks: their runs, their resumption and reports."""
 
 import json
 import statistics
@@ -14,7 +14,7 @@ OURS, OPACUS = "tf_dpsub", "opacus"
 
 
 def run(framework, method, ms, peak_mib=100.0, our_ms=(10.0,), **changes):
-    """What one process found, in turns with steps of ours."""
+    """Result of one process, in turns with our steps."""
     return {
         "round": 0,
         "workload": "cnn",
@@ -28,9 +28,9 @@ def run(framework, method, ms, peak_mib=100.0, our_ms=(10.0,), **changes):
 
 
 def impossible(framework, method, **changes):
-    found = run(framework, method, None, **changes)
-    del found["ms"], found["our_ms"], found["peak_mib"]
-    return found | {"impossible": "no rule for the layer"}
+    result = run(framework, method, None, **changes)
+    del result["ms"], result["our_ms"], result["peak_mib"]
+    return result | {"impossible": "no rule for the layer"}
 
 
 # The machine became slower by half for Opacus's own step, and again by half for
@@ -62,7 +62,7 @@ class TestSummary:
         assert rows[OPACUS, "ghost"]["reason"] == "no rule for the layer"
 
     def test_rows_have_one_order(self):
-        """What runs again, later, stands where it stood."""
+        """A run that is repeated keeps its place."""
         rows = compare.summarized(RUNS[::-1])
         assert [(r["framework"], r["method"]) for r in rows] == [
             (r["framework"], r["method"]) for r in summary()
@@ -148,7 +148,7 @@ class TestMeasure:
 
     @pytest.fixture(name="asked")
     def _asked(self, monkeypatch):
-        """What runs, and in which order it makes steps of 5 ms."""
+        """Log of processes and of their steps, of 5 ms each."""
         asked = []
 
         class Process:
@@ -177,7 +177,7 @@ class TestMeasure:
         return compare.measure(folder, names, frameworks, rounds, 0, 60)
 
     def test_processes_take_turns_with_ours(self, tmp_path, asked):
-        (found, _) = self.measured(tmp_path, rounds=1, frameworks=(OPACUS,))
+        (result, _) = self.measured(tmp_path, rounds=1, frameworks=(OPACUS,))
         ours = "tf_dpsub graph"
         turns = ["opacus plain", ours] * 3
         others = ["opacus hooks", ours] * 3
@@ -191,7 +191,7 @@ class TestMeasure:
             "opacus hooks ends",
             f"{ours} ends",
         ]
-        assert found["ms"] == found["our_ms"] == [5.0] * 6
+        assert result["ms"] == result["our_ms"] == [5.0] * 6
 
     def test_order(self, tmp_path, asked):
         runs = self.measured(
@@ -213,7 +213,7 @@ class TestMeasure:
         ]
         assert asked.count("tf_dpsub graph ends") == 4 + 4
 
-    def test_is_kept_under_the_names_that_were_asked_for(self, tmp_path, asked):
+    def test_results_have_the_names_of_the_flags(self, tmp_path, asked):
         """Programs write the titles of their frameworks."""
         runs = self.measured(tmp_path, frameworks=(OPACUS,))
         assert {r["framework"] for r in runs} == {OPACUS}
@@ -234,16 +234,16 @@ class TestMeasure:
     @pytest.mark.slow
     def test_our_own_program(self, tmp_path):
         plain, private = self.measured(tmp_path, rounds=1, names=("mlp",))
-        assert plain["method"], private["method"] == ("plain", "graph")
-        for found in (plain, private):
-            assert len(found["ms"]) >= 5 and min(found["ms"]) > 0
-            assert found["first_ms"] > statistics.median(found["ms"])
-            assert 100 < found["peak_mib"] < 10_000
-            assert "Keras 3" in found["version"]
+        assert (plain["method"], private["method"]) == ("plain", "graph")
+        for result in (plain, private):
+            assert len(result["ms"]) >= 5 and min(result["ms"]) > 0
+            assert result["first_ms"] > statistics.median(result["ms"])
+            assert 100 < result["peak_mib"] < 10_000
+            assert "Keras 3" in result["version"]
 
     @pytest.fixture(name="programs")
     def _programs(self, tmp_path, monkeypatch):
-        """Sets what runs as our program, and what as Opacus's."""
+        """Replaces our program, and that of Opacus."""
 
         def install(*programs):
             frameworks = {}
@@ -262,7 +262,7 @@ class TestMeasure:
         return install
 
     @pytest.mark.parametrize(
-        "program, told",
+        "program, reason",
         [
             ("raise SystemExit('error: too small')", "error: too small"),
             ("import os; os.kill(os.getpid(), 9)", "killed by signal 9"),
@@ -270,16 +270,16 @@ class TestMeasure:
             ("print('{}', flush=True); input(); exit('late')", "late"),
         ],
     )
-    def test_failures_are_told_and_not_tried_again(
-        self, tmp_path, monkeypatch, programs, program, told
+    def test_failures_are_reported_and_not_tried_again(
+        self, tmp_path, monkeypatch, programs, program, reason
     ):
         programs(READY, program)
-        (found,) = compare.measure(tmp_path, ["cnn"], [OPACUS], 2, 0, 1)
-        assert found["failed"] == told
-        # Nothing is left, for which our own process would have to start.
+        (result,) = compare.measure(tmp_path, ["cnn"], [OPACUS], 2, 0, 1)
+        assert result["failed"] == reason
+        # No task is pending, so our own process must not start.
         monkeypatch.delattr(compare, "_Process")
         again = compare.measure(tmp_path, ["cnn"], [OPACUS], 2, 0, 1)
-        assert again == [found]
+        assert again == [result]
 
     @pytest.mark.parametrize(
         "program",

@@ -1,4 +1,4 @@
-"""What a private step costs, whatever machine it runs on."""
+"""Costs of a private step on any machine."""
 
 import functools
 
@@ -50,22 +50,22 @@ class TestCosts:
             return tape.gradient(y, [x, kernel])
 
         one = 2 * (2 * 4 * 4 * 5) * (3 * 3 * 3)
-        found = costs.of(gradients, x)
-        assert found.flop == 2 * one
+        result = costs.of(gradients, x)
+        assert result.flop == 2 * one
         forward = costs.of(lambda x: tf.nn.conv2d(x, kernel, 2, "SAME"), x)
         assert forward.flop == one
         assert forward.bytes == 4 * 2 * 4 * 4 * 5
 
-    def test_what_nothing_needs_costs_nothing(self):
+    def test_unused_results_cost_nothing(self):
         def function(a):
             tf.matmul(a, B)
             return a + 1.0
 
-        found = costs.of(function, A)
-        assert (found.flop, found.bytes) == (0, A.dtype.size * 12)
-        assert found.operations == {"AddV2": 1}
+        result = costs.of(function, A)
+        assert (result.flop, result.bytes) == (0, A.dtype.size * 12)
+        assert result.operations == {"AddV2": 1}
 
-    def test_what_changes_a_state_is_needed(self):
+    def test_changes_of_states_are_needed(self):
         total = tf.Variable(tf.zeros([3, 5]))
 
         def function(a):
@@ -78,7 +78,7 @@ class TestCosts:
         inner = tf.function(lambda a: tf.matmul(a, B))
         assert costs.of(lambda a: inner(a) + 1.0, A).flop == 2 * 3 * 4 * 5
 
-    def test_sizes_that_are_not_known(self):
+    def test_unknown_sizes(self):
         def function(a):
             return tf.boolean_mask(a, a[:, 0] > 0) * 2.0
 
@@ -106,7 +106,7 @@ def slow(name, *values):
     ],
 )
 def test_dpsgd_costs_little_more_than_keras(name, flop, size):
-    """What was measured when this was written, and a few percent."""
+    """Bounds are measured costs and a few percent."""
     plain, private = of_plain(name), costs.of_private(name, costs.dpsgd)
     assert 1 <= private.flop / plain.flop < flop
     assert 1 <= private.bytes / plain.bytes < size
@@ -132,7 +132,7 @@ def test_costs_grow_with_the_batch(name):
 
 @pytest.mark.slow
 def test_step_takes_little_longer_than_keras():
-    """Twice as long, measured with nothing beside it; tests run beside it."""
+    """It takes twice as long alone, and may take more beside other tests."""
     plain, x, y = steps.built("cnn")
     private = tf_dpsub.make_private(steps.built("cnn")[0])
     runs = {

@@ -71,7 +71,7 @@ def test_result_is_that_of_tensorflow(method, tmp_path):
     assert sum(np.prod(a.shape) for a in trained) == 26_010
 
 
-def test_another_result_is_seen(tmp_path):
+def test_another_result_is_noticed(tmp_path):
     step = exported("plain", tmp_path)
     results = step.expected
     assert step.errors(results) == (0, 0)
@@ -104,9 +104,9 @@ class TestArgument:
 
     def test_others_are_kept(self):
         for array in (np.arange(100_000), np.ones(3, np.float32)):
-            kept = step_file.Argument.like(array)
-            np.testing.assert_array_equal(kept.array(0), array)
-            assert kept.array(0).dtype == array.dtype
+            argument = step_file.Argument.like(array)
+            np.testing.assert_array_equal(argument.array(0), array)
+            assert argument.array(0).dtype == array.dtype
 
 
 @pytest.mark.slow
@@ -123,8 +123,8 @@ def test_program(tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "results" / "results.json").read_text())
-    plain, graph = found["steps"]
+    results = json.loads((tmp_path / "results" / "results.json").read_text())
+    plain, graph = results["steps"]
     assert (plain["method"], graph["method"]) == ("plain", "graph")
     assert graph["change_error"] < 1e-3
     assert len(graph["ms"]) == 5
@@ -135,8 +135,8 @@ def test_program(tmp_path):
 
 def test_peers_have_reasons_where_they_cannot_run(monkeypatch):
     monkeypatch.setattr(run, "_PEERS", {"benchmarks.no_such": ("plain",)})
-    (found,) = run.of_peers([WORKLOAD], 0.1)
-    assert "no_such" in found["impossible"]
+    (result,) = run.of_peers([WORKLOAD], 0.1)
+    assert "no_such" in result["impossible"]
     best = {"device": "x", "float32 flop/s": 1.0, "bfloat16 flop/s": 1.0}
-    table = run.markdown([], best | {"bytes/s": 1.0}, [found])
-    assert found["impossible"] in table
+    table = run.markdown([], best | {"bytes/s": 1.0}, [result])
+    assert result["impossible"] in table

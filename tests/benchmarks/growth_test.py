@@ -1,4 +1,4 @@
-"""Growth of steps: what is measured, goes on, and is made of it."""
+"""Growth of steps: measurements, their resumption, tables and figures."""
 
 import json
 import types
@@ -40,14 +40,14 @@ def test_slope():
 
 def test_table_and_figure():
     runs = RUNS + [run(0, k, True, 5.0 + k, "k") for k in (10, 100)]
-    found = growth.summarized(runs)
-    text = growth.markdown(found)
+    summary = growth.summarized(runs)
+    text = growth.markdown(summary)
     assert "Time grows as batch size^1.00." in text
     assert "| 64 | 10 | 192.0 | 96.0 | 2.00 | 164 | 164 |" in text
     assert "| 10 | 10 | 15.0 |  |  | 110 |  |" in text
-    told = growth.figures.description(growth.draw(found))
-    assert "private from 192 at 64 to 768 at 256" in told
-    assert "plain Keras from 96 at 64 to 384 at 256" in told
+    description = growth.figures.description(growth.draw(summary))
+    assert "private from 192 at 64 to 768 at 256" in description
+    assert "plain Keras from 96 at 64 to 384 at 256" in description
 
 
 def test_slope_of_parameters_is_over_their_number():
@@ -60,24 +60,24 @@ def test_slope_of_parameters_is_over_their_number():
 
 
 def test_goes_on(tmp_path, monkeypatch):
-    asked = []
+    commands = []
 
     def answer(command, **kwargs):
-        asked.append(command[3:])
-        found = {"ms": 1.0, "peak_mib": 2.0, "parameters": 3}
-        return types.SimpleNamespace(stdout=f"said\n{json.dumps(found)}\n")
+        commands.append(command[3:])
+        result = {"ms": 1.0, "peak_mib": 2.0, "parameters": 3}
+        return types.SimpleNamespace(stdout=f"said\n{json.dumps(result)}\n")
 
     monkeypatch.setattr(growth.subprocess, "run", answer)
     first = growth.measure(tmp_path, ["batch", "k"], 1, 0.5)
     sizes = growth.AXES["batch"].sizes, growth.AXES["k"].sizes
-    assert len(asked) == len(first) == 2 * len(sizes[0]) + len(sizes[1])
-    assert asked[:2] == [
+    assert len(commands) == len(first) == 2 * len(sizes[0]) + len(sizes[1])
+    assert commands[:2] == [
         ["--axis=batch", "--size=64", "--seconds=0.5"],
         ["--axis=batch", "--size=64", "--seconds=0.5", "--private"],
     ]
-    asked.clear()
+    commands.clear()
     again = growth.measure(tmp_path, ["batch", "k"], 2, 0.5)
-    assert len(asked) == len(first)
+    assert len(commands) == len(first)
     assert len(again) == 2 * len(first)
     assert growth.summarized(again).keys() == {"batch", "k"}
 
@@ -94,7 +94,7 @@ def test_goes_on(tmp_path, monkeypatch):
     ],
 )
 def test_points_are_measured(axis, size, private):
-    found = growth.point(axis, size, private, 0.0)
-    assert found["ms"] > 0
-    assert found["peak_mib"] > 100
-    assert found["parameters"] > 1000
+    result = growth.point(axis, size, private, 0.0)
+    assert result["ms"] > 0
+    assert result["peak_mib"] > 100
+    assert result["parameters"] > 1000

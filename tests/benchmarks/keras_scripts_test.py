@@ -1,4 +1,4 @@
-"""The table of scripts as users write them is true."""
+"""The table of scripts agrees with this version."""
 
 import pathlib
 import re
@@ -16,26 +16,28 @@ def table():
     """Engine and changed lines of each script, by its title."""
     lines = PAGE.read_text("utf-8").splitlines()
     rows = [match.groups() for match in map(ROW.match, lines) if match]
-    found = {title: (changed, engine) for title, changed, engine, *_ in rows}
-    assert len(found) == len(rows)
+    cells_by_title = {
+        title: (changed, engine) for title, changed, engine, *_ in rows
+    }
+    assert len(cells_by_title) == len(rows)
     return {
         title: tuple(cell.strip() for cell in cells)
-        for title, cells in found.items()
+        for title, cells in cells_by_title.items()
     }
 
 
 def test_every_script_is_in_the_table_with_its_changed_lines():
     written = table()
-    found = {}
+    changed_by_title = {}
     for name in program.NAMES:
         title, changed = program.described(name)
-        found[title] = changed
-    assert set(found) == set(written)
+        changed_by_title[title] = changed
+    assert set(changed_by_title) == set(written)
     for title, (changed, engine) in written.items():
         if engine == "refused":
             assert changed == ""
         else:
-            assert int(changed) == found[title] <= 5
+            assert int(changed) == changed_by_title[title] <= 5
     private = [engine for _, engine in written.values() if engine != "refused"]
     assert len(private) >= 25
     assert private.count("graph") >= 0.9 * len(private)
@@ -54,7 +56,7 @@ def test_every_script_is_in_the_table_with_its_changed_lines():
         "wide_and_deep",
     ],
 )
-def test_the_engine_is_the_one_written(name):
+def test_the_engine_is_that_of_the_table(name):
     title, _ = program.described(name)
     keras.utils.clear_session()
     assert program.row(name, blocks=0).engine == table()[title][1]

@@ -1,4 +1,4 @@
-"""Workloads of the benchmarks are those that every framework has."""
+"""Workloads of the benchmarks are the same in all frameworks."""
 
 import io
 import json
@@ -52,7 +52,7 @@ def test_times():
 class TestProgram:
     @pytest.fixture(name="program")
     def _program(self, monkeypatch, capsys):
-        """What a program prints; each call of its makes two steps."""
+        """Runs a program whose calls make two steps, and returns its output."""
 
         def run(*arguments, lines=""):
             monkeypatch.setattr(
@@ -66,16 +66,16 @@ class TestProgram:
                 return lambda: calls.append(1), 26_010, 26_010
 
             timing.main("x", "1", ["plain"], built, lambda method: 2)
-            said = capsys.readouterr().out.splitlines()
-            return [json.loads(line) for line in said], len(calls)
+            lines_printed = capsys.readouterr().out.splitlines()
+            return [json.loads(line) for line in lines_printed], len(calls)
 
         return run
 
     def test_seconds(self, program):
-        (found,), calls = program("--seconds=0")
-        assert (found["framework"], found["method"]) == ("x", "plain")
-        assert found["first_ms"] > 0
-        assert len(found["ms"]) == 5
+        (result,), calls = program("--seconds=0")
+        assert (result["framework"], result["method"]) == ("x", "plain")
+        assert result["first_ms"] > 0
+        assert len(result["ms"]) == 5
         # The first one and three others are not among the times.
         assert calls == 1 + 3 + 5
 
@@ -96,7 +96,7 @@ def test_another_model_is_refused(monkeypatch, capsys):
     assert not capsys.readouterr().out
 
 
-def test_what_is_impossible_has_a_reason(monkeypatch, capsys):
+def test_impossible_methods_have_a_reason(monkeypatch, capsys):
     def built(workload, method):
         raise NotImplementedError(f"no {method} of {workload}")
 
@@ -108,7 +108,7 @@ def test_what_is_impossible_has_a_reason(monkeypatch, capsys):
 
 
 def test_a_model_without_normalization():
-    """All else is left, and its steps are timed beside those of the whole."""
+    """All other layers stay, and both models are timed in turns."""
     model = keras.Sequential(
         [
             keras.Input((4, 4, 3)),
@@ -147,7 +147,7 @@ def test_the_share_of_normalization(monkeypatch):
         lambda name: (keras.models.clone_model(small), *data),
     )
     monkeypatch.setattr(group_normalization, "measure_steps", times)
-    found = group_normalization.measure("any", 3)
-    assert set(found) == {"plain", "private"}
-    for one in found.values():
+    shares = group_normalization.measure("any", 3)
+    assert set(shares) == {"plain", "private"}
+    for one in shares.values():
         assert one == {"ms": 2000.0, "share": 0.25}

@@ -60,10 +60,10 @@ def test_gather_that_counts_batch_axes_from_the_end():
 
     def loss_fn(x):
         indices = tf.cast(tf.clip_by_value(tf.abs(x[:, :2]), 0, 4), tf.int32)
-        found = tf.raw_ops.GatherV2(
+        gathered = tf.raw_ops.GatherV2(
             params=table, indices=indices, axis=1, batch_dims=-1
         )
-        return tf.reduce_sum(x * w, 1) * tf.reduce_sum(found, [0, 1])
+        return tf.reduce_sum(x * w, 1) * tf.reduce_sum(gathered, [0, 1])
 
     _assert_refused_or_separate(loss_fn, w)
 

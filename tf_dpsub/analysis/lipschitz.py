@@ -70,7 +70,7 @@ def excess_loss_bound(
 
     s from 1 to the largest with `2^(s-1) k < dimensions`. Numerical constants
     are left out, as in the theorem, and coefficients are estimates: the result
-    tells how the loss depends on them, not how large it is.
+    shows how the loss depends on them, not how large it is.
 
     Args:
         coefficients: dict from ranks to coefficients, or array of those of

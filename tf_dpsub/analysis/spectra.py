@@ -232,7 +232,7 @@ def decay_exponent(
 
     The interval is that of ordinary least squares. It takes deviations from the
     line for independent, which those of neighbouring singular values are not:
-    it tells how straight the line is, not how another run would differ.
+    it shows how straight the line is, not how another run would differ.
 
     Args:
         singular_values: array, largest first.

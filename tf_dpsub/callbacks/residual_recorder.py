@@ -20,7 +20,7 @@ class ProjectionResidualRecorder(GradientRecorder):
     mean gradient G that the carriers of the history of weights miss, and those
     of G itself, each the top singular vectors; `stable_rank` is
     `||G||_F^2 / ||G||_2^2`, and `stable_rank_of_history` the same for the
-    history. It tells before private training whether RGP can work.
+    history. It shows before private training whether RGP can work.
 
     Formal guarantees: nothing private is read but the released weights.
     Examples that are found in the private set raise.

@@ -18,8 +18,8 @@ def count_common(public, private) -> int:
 
     Args:
         public: structure of arrays whose axis 0 is the example; or a function
-            of a number of rows, which gives such structures of so many rows
-            each.
+            of a number, which returns an iterable of such structures, of that
+            number of rows each.
         private: the same.
 
     Returns:

@@ -43,7 +43,7 @@ def as_source(x):
 
 
 def _require_independent_rows(source, count):
-    """Refuses a source whose rows depend on what is read with them.
+    """Refuses a source whose rows depend on the other rows of a request.
 
     Formal guarantees: none. A few rows are compared, of a source that gives the
     same rows twice; the statement names the assumption.

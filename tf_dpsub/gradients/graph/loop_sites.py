@@ -4,7 +4,7 @@ A weight that is used in a loop has one gradient: a sum over the steps. Its use
 becomes one site outside of the loop, as if the operation ran once, on a batch
 that holds all steps: `[steps * batch, ...]`.
 
-What the operation reads at each step is kept in a list. To what it returns, a
+The inputs of the operation at each step are kept in a list. To its output, a
 tensor of zeros is added, another one at each step: the gradients there are
 those at the output of the operation. Both enter the loop as variables, by the
 same calls that TensorFlow's own gradient of a loop uses to keep what it needs.
@@ -273,7 +273,7 @@ class _Loop:
         )
 
     def _moved_out(self, tensor):
-        """The same public value, computed outside of the loop."""
+        """A public value of the body, computed outside of the loop."""
         if tensor.ref() in self._outside:
             return self._outside[tensor.ref()]
         op, k = tensor.op, self._inputs.get(tensor.ref())
@@ -299,7 +299,7 @@ class _Loop:
 
     @staticmethod
     def _end_of_sum(tensor):
-        """A tensor of the body at which the gradient is the same."""
+        """A later tensor of the body with the same gradient, or the tensor."""
         while True:
             consumers = tensor.consumers()
             if len(consumers) != 1 or any(

@@ -196,7 +196,7 @@ class OuterProducts(Site):
         self.right_size = right.shape[3]
 
     def stored_if_small(self):
-        """The same site, with stored rows where that is the cheapest.
+        """Converts the site to one with stored rows, where that is cheapest.
 
         Factors of low precision are multiplied in it, one example at a time,
         or cast up: either way, norms and sums see the same float32 numbers.
@@ -321,7 +321,7 @@ class OuterProducts(Site):
         return pair if self._order == [0, 1] else pair[::-1]
 
     def example(self, i):
-        """The same site for one example, of a batch of one."""
+        """The site of example `i` alone, as a batch of one."""
         left, right = (f[i][None] for f in self.factors)
         return OuterProducts(self.weight, left, right, self._parts, self._order)
 
@@ -406,7 +406,7 @@ class Lookup(Site):
         return [self.indices, self.factors[0]] if len(self.shape) == 2 else None
 
     def example(self, i):
-        """The same site for one example, of a batch of one."""
+        """The site of example `i` alone, as a batch of one."""
         return Lookup(
             self.weight, self.indices[i][None], self.factors[0][i][None]
         )

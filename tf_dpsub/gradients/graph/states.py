@@ -42,8 +42,8 @@ class PerExample:
 
     Attributes:
         axis: int, the axis.
-        outer: int, size of what was merged before the batch.
-        inner: int, size of what was merged after it.
+        outer: int, size of the axes that were merged in front of the batch.
+        inner: int, size of those that were merged behind it.
     """
 
     axis: int
@@ -51,7 +51,7 @@ class PerExample:
     inner: int
 
     def moved_to(self, axis):
-        """The same merging, on another axis."""
+        """Returns the state with the same merging on another axis."""
         return PerExample(axis, self.outer, self.inner)
 
 
@@ -78,8 +78,9 @@ class Draw:
 
     Attributes:
         seeds: frozenset, those of its key; empty where no variable determines
-            what is drawn, at each call anew.
-        kind: tuple of what else determines the numbers: type and shape.
+            the numbers, so that each call draws others.
+        kind: tuple that determines the numbers together with the seeds: type
+            and shape.
     """
 
     seeds: frozenset
