@@ -18,7 +18,7 @@ import sys
 
 from absl import flags
 
-from launchers import program
+from launchers.terminal import program
 from tf_dpsub import accounting
 from tf_dpsub.accounting import accountants
 from tf_dpsub.accounting.statement import round_up

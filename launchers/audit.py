@@ -26,15 +26,10 @@ import time
 import numpy as np
 from absl import flags, logging
 
-from launchers import (
-    figures,
-    membership,
-    native_logs,
-    program,
-    report_page,
-    run_directory,
-)
-from launchers.program import DRY_RUN, WORKDIR
+from launchers import figures, membership, report_page, run_directory
+from launchers.terminal import program
+from launchers.terminal import quiet
+from launchers.terminal.program import DRY_RUN, WORKDIR
 from tf_dpsub import files
 
 _MECHANISMS = flags.DEFINE_list(
@@ -451,7 +446,7 @@ def _begin_quietly():
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     logging.get_absl_handler().setFormatter(None)
     logging.get_absl_logger().setLevel("WARNING")
-    with native_logs.dropped():
+    with quiet.stderr_dropped():
         import tensorflow as tf
 
         # What an audit computes is small: threads would wait for each other.

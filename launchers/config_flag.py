@@ -10,7 +10,9 @@ import ml_collections
 from absl import flags
 from ml_collections import config_flags
 
-from launchers import config_checks, native_logs, program, train_config
+from launchers import config_checks, train_config
+from launchers.terminal import program
+from launchers.terminal import quiet
 
 CONFIG = config_flags.DEFINE_config_file(
     "config", None, "File of the config, such as configs/digits_dpsgd.py."
@@ -30,7 +32,7 @@ def begin():
     config_checks.check_data(config)
     if displaced is not None:
         print(f"{'note':<10} {displaced}", flush=True)
-    native_logs.quietly_loaded()
+    quiet.load_tensorflow()
     return config
 
 

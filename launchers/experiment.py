@@ -13,8 +13,6 @@ import tf_dpsub
 from launchers import (
     config_checks,
     config_objects,
-    durations,
-    progress_bar,
     progress_figure,
     report_page,
     resumption,
@@ -24,6 +22,7 @@ from launchers import (
     tokens,
     train_config,
 )
+from launchers.terminal import durations, progress_bar
 from tf_dpsub import accounting, callbacks, data, files, interruptions, layers
 from tf_dpsub.planning.step_cost import measure_step
 from tf_dpsub.training import workers

@@ -26,14 +26,9 @@ import sys
 from absl import flags, logging
 from matplotlib import ticker
 
-from launchers import (
-    config_flag,
-    figures,
-    program,
-    report_page,
-    run_directory,
-)
-from launchers.program import DRY_RUN, WORKDIR
+from launchers import config_flag, figures, report_page, run_directory
+from launchers.terminal import program
+from launchers.terminal.program import DRY_RUN, WORKDIR
 from tf_dpsub import files
 
 _LABELLED = flags.DEFINE_enum(

@@ -9,8 +9,9 @@ compared with other runs in the folder around it.
 
 import pathlib
 
-from launchers import program, report_page
-from launchers.program import WORKDIR
+from launchers import report_page
+from launchers.terminal import program
+from launchers.terminal.program import WORKDIR
 
 
 def main():

@@ -22,14 +22,14 @@ from absl import flags
 from launchers import (
     experiments,
     figures,
-    native_logs,
-    program,
     report_page,
     run_directory,
     train_config,
 )
 from launchers.experiments import progress, results, runner, table
-from launchers.program import DRY_RUN, WORKDIR
+from launchers.terminal import program
+from launchers.terminal import quiet
+from launchers.terminal.program import DRY_RUN, WORKDIR
 from tf_dpsub import files
 
 _EXPERIMENT = flags.DEFINE_string(
@@ -205,7 +205,9 @@ def announce(trials, workdir):
     if len(trials) > 1:
         print("\n".join(trial.name for trial in trials))
         return
-    experiment = native_logs.quietly_loaded()
+    quiet.load_tensorflow()
+    from launchers import experiment
+
     (trial,) = trials
     print(trial.name)
     experiment.announce(trial.config, pathlib.Path(workdir or "") / trial.name)

@@ -25,14 +25,9 @@ import numpy as np
 from absl import flags
 from matplotlib import colormaps, ticker
 
-from launchers import (
-    config_flag,
-    figures,
-    program,
-    report_page,
-    run_directory,
-)
-from launchers.program import DRY_RUN, WORKDIR
+from launchers import config_flag, figures, report_page, run_directory
+from launchers.terminal import program
+from launchers.terminal.program import DRY_RUN, WORKDIR
 from tf_dpsub import analysis, files
 
 _GRADIENTS = flags.DEFINE_string(

@@ -16,8 +16,9 @@ The workdir receives `result.json`, `metrics.csv`, `privacy_statement.txt`,
 
 from absl import flags
 
-from launchers import config_flag, program
-from launchers.program import DRY_RUN, WORKDIR
+from launchers import config_flag
+from launchers.terminal import program
+from launchers.terminal.program import DRY_RUN, WORKDIR
 
 _RESUME = flags.DEFINE_bool(
     "resume", False, "Go on with the run in the workdir, if there is one."

@@ -26,7 +26,8 @@ import zipfile
 
 from absl import flags
 
-from launchers import experiment, program, run_recorder, train_config
+from launchers import experiment, run_recorder, train_config
+from launchers.terminal import program
 from tf_dpsub import accounting
 from tf_dpsub.training import run
 

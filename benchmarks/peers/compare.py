@@ -29,7 +29,7 @@ from absl import app, flags
 from benchmarks.peers import timing
 from benchmarks.peers.workloads import WORKLOADS
 from launchers import figures
-from launchers.program import WORKDIR
+from launchers.terminal.program import WORKDIR
 from tf_dpsub import files
 
 _WORKLOADS = flags.DEFINE_list(

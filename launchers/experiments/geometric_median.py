@@ -18,7 +18,8 @@ import time
 import numpy as np
 from matplotlib import ticker
 
-from launchers import durations, figures, report_page
+from launchers import figures, report_page
+from launchers.terminal import durations
 from tf_dpsub import accounting, analysis, files
 
 _EPSILON, _DELTA = 2.0, 1e-6

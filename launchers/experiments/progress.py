@@ -6,8 +6,8 @@ import statistics
 import sys
 import time
 
-from launchers import durations
 from launchers.experiments import results
+from launchers.terminal import durations
 
 _SECONDS_BETWEEN_LINES = 300
 

@@ -11,7 +11,7 @@ import threading
 import time
 import traceback
 
-from launchers import native_logs
+from launchers.terminal import quiet
 from tf_dpsub import files
 
 # A step is finished before a process that was told to stop does so.
@@ -195,13 +195,13 @@ def _run(config, folder, log, threads):
 
 
 def _train(config, folder, threads):
-    with native_logs.dropped():
+    with quiet.stderr_dropped():
         import keras
         import tensorflow as tf
 
         from launchers import experiment
 
-        experiment.devices()
+        tf.config.list_physical_devices("GPU")
     if not tf.config.threading.get_intra_op_parallelism_threads():
         tf.config.threading.set_intra_op_parallelism_threads(threads)
     keras.utils.clear_session()

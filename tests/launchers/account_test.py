@@ -8,7 +8,8 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
-from launchers import account, program
+from launchers import account
+from launchers.terminal import program
 from tf_dpsub import accounting
 
 ROOT = pathlib.Path(account.__file__).parents[1]

@@ -8,7 +8,8 @@ import sys
 import pytest
 from absl import flags
 
-from launchers import cli, program
+from launchers import cli
+from launchers.terminal import program
 
 COMMANDS = [importlib.import_module(f"launchers.{n}") for n in cli.COMMANDS]
 

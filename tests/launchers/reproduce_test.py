@@ -11,8 +11,9 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
-from launchers import experiments, program, reproduce
+from launchers import experiments, reproduce
 from launchers.experiments import plots, results, trials
+from launchers.terminal import program
 from tests.launchers.experiments import finished_trials
 
 ROOT = pathlib.Path(reproduce.__file__).parents[1]

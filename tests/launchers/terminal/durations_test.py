@@ -1,6 +1,6 @@
 import pytest
 
-from launchers import durations
+from launchers.terminal import durations
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import tf_dpsub
-from launchers import progress_bar
+from launchers.terminal import progress_bar
 from tf_dpsub import callbacks
 
 EPOCHS = 3

@@ -4,7 +4,7 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
-from launchers import program
+from launchers.terminal import program
 
 
 @pytest.fixture(autouse=True)

@@ -11,24 +11,20 @@ from absl import logging
 _LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 
 
-def quietly_loaded():
-    """Loads TensorFlow, and lets it say no more than what is wrong.
-
-    Returns:
-        The module `launchers.experiment`.
-    """
+def load_tensorflow():
+    """Loads TensorFlow, and lets it say no more than what is wrong."""
     logging.get_absl_handler().setFormatter(None)
     warnings.formatwarning = lambda text, *_: f"warning: {text}\n"
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
-    with dropped():
-        from launchers import experiment
+    with stderr_dropped():
+        import tensorflow as tf
 
-        experiment.devices()
-    return experiment
+        # The drivers of GPUs have messages of their own.
+        tf.config.list_physical_devices("GPU")
 
 
 @contextlib.contextmanager
-def dropped():
+def stderr_dropped():
     """Drops what is written to standard error, unless something is raised.
 
     TensorFlow's libraries greet before they read the level of their logs.
