@@ -1,10 +1,10 @@
 """DP-SGD on scikit-learn's digits, which need no download, in a minute."""
 
-from launchers import train_config
+from configs import default
 
 
 def get_config():
-    config = train_config.default_config()
+    config = default.get_config()
     config.dataset = "digits"
     config.model = "mlp"
     config.model_kwargs = {"hidden": (128,), "activation": "tanh"}

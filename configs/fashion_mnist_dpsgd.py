@@ -6,11 +6,11 @@ Reference:
     https://arxiv.org/abs/2007.03813)
 """
 
-from launchers import train_config
+from configs import default
 
 
 def get_config():
-    config = train_config.default_config()
+    config = default.get_config()
     config.dataset = "fashion_mnist"
     config.private_examples = 10_000
     config.model = "mnist_cnn"

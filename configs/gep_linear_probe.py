@@ -10,11 +10,11 @@ Reference:
     https://arxiv.org/abs/2102.12677)
 """
 
-from launchers import train_config
+from configs import default
 
 
 def get_config():
-    config = train_config.default_config()
+    config = default.get_config()
     config.dataset = "features.npz"
     config.public_examples = 2000
     config.model = "mlp"

@@ -7,11 +7,11 @@ Reference:
     Reparametrization, ICML 2021](https://arxiv.org/abs/2106.09352)
 """
 
-from launchers import train_config
+from configs import default
 
 
 def get_config():
-    config = train_config.default_config()
+    config = default.get_config()
     config.dataset = "cifar10"
     config.model = "wrn28_4_gn"
     config.reparametrize = {"rank": 16, "exclude": ["input_conv", "logits"]}

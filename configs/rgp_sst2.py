@@ -9,11 +9,11 @@ Reference:
     Reparametrization, ICML 2021](https://arxiv.org/abs/2106.09352)
 """
 
-from launchers import train_config
+from configs import default
 
 
 def get_config():
-    config = train_config.default_config()
+    config = default.get_config()
     config.dataset = "glue/sst2"
     config.model = "bert_classifier"
     config.model_kwargs = {

@@ -20,11 +20,11 @@ Reference:
 
 from ml_collections import config_dict
 
-from launchers import train_config
+from configs import default
 
 
 def get_config():
-    config = train_config.default_config()
+    config = default.get_config()
     config.dataset = "glue/sst2"
     config.model = "prompted_classifier"
     config.model_kwargs = {

@@ -26,10 +26,10 @@ import time
 import numpy as np
 from absl import flags, logging
 
-from launchers import figures, membership, report_page, run_directory
-from launchers.terminal import program
-from launchers.terminal import quiet
+from launchers import figures, membership, report_page
+from launchers.terminal import program, quiet
 from launchers.terminal.program import DRY_RUN, WORKDIR
+from launchers.training import run_directory
 from tf_dpsub import files
 
 _MECHANISMS = flags.DEFINE_list(

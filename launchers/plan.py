@@ -26,9 +26,10 @@ import sys
 from absl import flags, logging
 from matplotlib import ticker
 
-from launchers import config_flag, figures, report_page, run_directory
+from launchers import figures, report_page
 from launchers.terminal import program
 from launchers.terminal.program import DRY_RUN, WORKDIR
+from launchers.training import config_flag, run_directory
 from tf_dpsub import files
 
 _LABELLED = flags.DEFINE_enum(
@@ -180,12 +181,12 @@ def _listed(values):
 
 
 def _planned(config, compared):
-    from launchers import planning
+    from launchers.training import config_plan
 
     # What the planner looks at, and no line for each step that is traced.
     logging.set_verbosity(logging.INFO)
     logging.get_absl_handler().addFilter(_is_of_planner)
-    return planning.plan_of(config, _LABELLED.value, _MOST.value, **compared)
+    return config_plan.plan_of(config, _LABELLED.value, _MOST.value, **compared)
 
 
 def _is_of_planner(record):

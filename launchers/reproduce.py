@@ -19,17 +19,11 @@ import sys
 
 from absl import flags
 
-from launchers import (
-    experiments,
-    figures,
-    report_page,
-    run_directory,
-    train_config,
-)
+from launchers import experiments, figures, report_page
 from launchers.experiments import progress, results, runner, table
-from launchers.terminal import program
-from launchers.terminal import quiet
+from launchers.terminal import program, quiet
 from launchers.terminal.program import DRY_RUN, WORKDIR
+from launchers.training import run_directory
 from tf_dpsub import files
 
 _EXPERIMENT = flags.DEFINE_string(
@@ -206,11 +200,13 @@ def announce(trials, workdir):
         print("\n".join(trial.name for trial in trials))
         return
     quiet.load_tensorflow()
-    from launchers import experiment
+    from launchers.training import training_run
 
     (trial,) = trials
     print(trial.name)
-    experiment.announce(trial.config, pathlib.Path(workdir or "") / trial.name)
+    training_run.announce(
+        trial.config, pathlib.Path(workdir or "") / trial.name
+    )
 
 
 def reproduce(experiment, trials, workdir, *, jobs, command):
@@ -234,7 +230,7 @@ def reproduce(experiment, trials, workdir, *, jobs, command):
     for trial in experiment.trials:
         run_directory.RunDirectory(
             folder / "trials" / trial.name,
-            train_config.as_dict(trial.config),
+            run_directory.json_fields(trial.config),
             resume=True,
         )
     left = [

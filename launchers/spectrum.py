@@ -25,9 +25,10 @@ import numpy as np
 from absl import flags
 from matplotlib import colormaps, ticker
 
-from launchers import config_flag, figures, report_page, run_directory
+from launchers import figures, report_page
 from launchers.terminal import program
 from launchers.terminal.program import DRY_RUN, WORKDIR
+from launchers.training import config_flag, run_directory
 from tf_dpsub import analysis, files
 
 _GRADIENTS = flags.DEFINE_string(
@@ -124,10 +125,10 @@ class Study:
         Raises:
             ValueError: if that run has fewer gradients than `k`.
         """
-        from launchers import config_objects
+        from launchers.training import objects
 
         if self.gradients is None:
-            examples = len(config_objects.dataset(self.config).y_train)
+            examples = len(objects.dataset(self.config).y_train)
             steps = math.ceil(examples / self.config.batch_size)
             count = -(-self.config.epochs * steps // self.every)
         else:
@@ -140,9 +141,9 @@ class Study:
 
     def announce(self):
         """Says what `run` would do; measures a step, and trains nothing."""
-        from launchers import experiment
+        from launchers.training import training_run
 
-        experiment.announce(
+        training_run.announce(
             self._recording(), self.folder / "record", resume=True
         )
         kept = self.gradients or (
@@ -272,11 +273,11 @@ def _with_gram(gram):
 def _train(config, folder):
     import keras
 
-    from launchers import experiment
+    from launchers.training import training_run
 
     # A study trains many models, and directions are large.
     keras.utils.clear_session()
-    return experiment.train(config, folder, resume=True, results_only=True)
+    return training_run.train(config, folder, resume=True, results_only=True)
 
 
 def _table(study, found, fit, store, recorded, outcomes, command):

@@ -6,7 +6,7 @@
 A flag for the noise multiplier alone takes the place of the config's ε, and no
 budget is kept then; with a flag for each, ε is a budget.
 
-The fields of a config are those of `launchers/train_config.py`. `--dry_run`
+The fields of a config are those of `configs/default.py`. `--dry_run`
 says σ, ε, the number of steps, their time and their memory, and trains nothing.
 
 The workdir receives `result.json`, `metrics.csv`, `privacy_statement.txt`,
@@ -16,9 +16,9 @@ The workdir receives `result.json`, `metrics.csv`, `privacy_statement.txt`,
 
 from absl import flags
 
-from launchers import config_flag
 from launchers.terminal import program
 from launchers.terminal.program import DRY_RUN, WORKDIR
+from launchers.training import config_flag
 
 _RESUME = flags.DEFINE_bool(
     "resume", False, "Go on with the run in the workdir, if there is one."
@@ -28,12 +28,12 @@ _RESUME = flags.DEFINE_bool(
 def main():
     """Trains as the flags say."""
     config = config_flag.begin()
-    from launchers import experiment
+    from launchers.training import training_run
 
     if DRY_RUN.value:
-        experiment.announce(config, WORKDIR.value, _RESUME.value)
+        training_run.announce(config, WORKDIR.value, _RESUME.value)
     else:
-        experiment.train(
+        training_run.train(
             config,
             WORKDIR.value,
             _RESUME.value,

@@ -26,8 +26,9 @@ import zipfile
 
 from absl import flags
 
-from launchers import experiment, run_recorder, train_config
+from configs import default
 from launchers.terminal import program
+from launchers.training import run_recorder, training_run
 from tf_dpsub import accounting
 from tf_dpsub.training import run
 
@@ -46,7 +47,7 @@ _FAULTS = 4
 
 
 def _config():
-    config = train_config.default_config()
+    config = default.get_config()
     config.model_kwargs = {"hidden": (32,), "activation": "tanh"}
     config.inner_optimizer = "Adam"
     config.learning_rate = 1e-3
@@ -131,7 +132,7 @@ def _train(workdir, steps, phase, out, prepare):
 
     def main():
         os.write(phase, b"x")
-        experiment.train(_config(), workdir, resume=True)
+        training_run.train(_config(), workdir, resume=True)
 
     run.Run.charge = counted
     run_recorder.RunRecorder.on_train_end = ended

@@ -7,7 +7,8 @@ import json
 import math
 import statistics
 
-from launchers import figures, report_page, train_config
+from configs import default
+from launchers import figures, report_page
 from tf_dpsub import files
 
 # Experiments whose trials are ranked, and whether their public examples are
@@ -195,7 +196,7 @@ def _best(method, rank, tries):
 
 
 def _config(fields):
-    config = train_config.default_config()
+    config = default.get_config()
     with config.unlocked():
         config.update(fields)
     return config
@@ -245,7 +246,7 @@ def _as_json(member):
 
 def _planned(experiment, members, fraction):
     """The alignment of each member, by its name."""
-    from launchers import planning
+    from launchers.training import config_plan
 
     # What public examples are, a member with a subspace says.
     config = copy.deepcopy(
@@ -257,7 +258,7 @@ def _planned(experiment, members, fraction):
     config.learning_rate = plain.learning_rate
     config.l2_norm_clip = plain.l2_norm_clip
     steps = _STEPS.get(experiment, _DEFAULT_STEPS)
-    found = planning.plan_of(
+    found = config_plan.plan_of(
         config,
         _EXPERIMENTS[experiment],
         _MOST.get(experiment, _DEFAULT_MOST),

@@ -199,13 +199,13 @@ def _train(config, folder, threads):
         import keras
         import tensorflow as tf
 
-        from launchers import experiment
+        from launchers.training import training_run
 
         tf.config.list_physical_devices("GPU")
     if not tf.config.threading.get_intra_op_parallelism_threads():
         tf.config.threading.set_intra_op_parallelism_threads(threads)
     keras.utils.clear_session()
-    experiment.train(config, folder, resume=True, results_only=True)
+    training_run.train(config, folder, resume=True, results_only=True)
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.peers import compare
 from benchmarks.peers.workloads import WORKLOADS
-from tests.launchers.train_test import contents
+from tests.launchers.programs import contents
 
 OURS, OPACUS = "tf_dpsub", "opacus"
 

@@ -6,9 +6,10 @@ import shlex
 import numpy as np
 import pytest
 
-from launchers import plan, planning
+from launchers import plan
+from launchers.training import config_plan
+from tests.launchers.digits import digits_config
 from tests.launchers.programs import run_program
-from tests.launchers.train_test import digits_config
 from tf_dpsub.planning import Candidate
 
 QUICK = {"simulated_steps": 5, "points": 2, "measure_cost": False}
@@ -37,7 +38,7 @@ def test_reads_no_private_example(tmp_path):
     """Other private examples, as many: the same plan."""
     other = np.random.default_rng(1).normal(size=(80, 6)).astype("float32")
     found = [
-        planning.plan_of(
+        config_plan.plan_of(
             config(dataset=file, public_examples=0, batch_size=16),
             "test",
             **QUICK,
@@ -141,13 +142,13 @@ def test_dry_run_says_what_would_be_compared(tmp_path):
 
 def test_carriers_are_those_of_the_config():
     own = {"rank": 4, "exclude": ["logits"]}
-    found = planning.plan_of(
+    found = config_plan.plan_of(
         config(optimizer="RGP", reparametrize=own),
         **QUICK,
         methods=("RGP",),
         carrier_ranks=(2,),
     )
-    everything = planning.plan_of(
+    everything = config_plan.plan_of(
         config(), **QUICK, methods=("RGP",), carrier_ranks=(2,)
     )
     # The kernel of the last layer, 8 by 10, is not in carriers of rank 2.
@@ -227,7 +228,7 @@ class TestProgram:
 
 
 def test_figure_without_several_batch_sizes():
-    found = planning.plan_of(
+    found = config_plan.plan_of(
         config(), **QUICK, methods=("DP-SGD", "B-GEP"), ranks=(4,)
     )
     assert len(plan.draw(found, config()).axes) == 2

@@ -1,5 +1,6 @@
 """Runs the programs of the repository as a user would."""
 
+import os
 import pathlib
 import subprocess
 import sys
@@ -13,10 +14,27 @@ def run_program(name, *flags):
     Returns:
         A `subprocess.CompletedProcess`, with texts.
     """
+    return python(f"launchers/{name}.py", *map(str, flags))
+
+
+def python(*arguments):
+    """Runs Python in the tree, as a user does after installing it.
+
+    Returns:
+        A `subprocess.CompletedProcess`, with texts.
+    """
     return subprocess.run(
-        [sys.executable, _ROOT / "launchers" / f"{name}.py", *map(str, flags)],
+        [sys.executable, *arguments],
+        cwd=_ROOT,
+        env=os.environ | {"PYTHONPATH": str(_ROOT)},
         capture_output=True,
         text=True,
-        cwd=_ROOT,
         check=False,
     )
+
+
+def contents(folder):
+    """The bytes of all files in a folder, by their paths."""
+    return {
+        path: path.read_bytes() for path in folder.rglob("*") if path.is_file()
+    }

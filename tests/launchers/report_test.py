@@ -9,9 +9,10 @@ import pytest
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 
-from launchers import experiment, report_page
+from launchers import report_page
+from launchers.training import training_run
 from tests.launchers import programs
-from tests.launchers.train_test import digits_config
+from tests.launchers.digits import digits_config
 
 PHONE, DESK = (390, 844), (1280, 900)
 SMALL_PHONES = [(360, 740), (320, 568)]
@@ -87,7 +88,7 @@ def _runs(tmp_path_factory):
     """A folder of two runs."""
     folder = tmp_path_factory.mktemp("runs")
     for name in ("first", "second"):
-        experiment.train(
+        training_run.train(
             digits_config(),
             folder / name,
             command=f"tf-dpsub train --workdir={name}",

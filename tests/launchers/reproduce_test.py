@@ -179,11 +179,12 @@ class TestReproduce:
 
 PROGRAM = """
 import functools, sys
-from launchers import experiments, reproduce, train_config
+from configs import default
+from launchers import experiments, reproduce
 from launchers.experiments import plots, trials
 
 def trial(name, method, **changes):
-    config = train_config.default_config()
+    config = default.get_config()
     config.model_kwargs = {{"hidden": (16,)}}
     config.noise_multiplier = 4.0
     config.batch_size = 256

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 import tf_dpsub
-from launchers import experiment, spectrum
-from tests.launchers.train_test import digits_config
+from launchers import spectrum
+from launchers.training import training_run
+from tests.launchers.digits import digits_config
 from tf_dpsub import accounting, analysis
 
 
@@ -121,7 +122,7 @@ def test_too_few_gradients_are_found_out_before_training(every, most, tmp_path):
 @pytest.mark.slow
 def test_models_that_are_done_with_are_let_go(tmp_path, monkeypatch):
     alive = []
-    train = experiment.train
+    train = training_run.train
 
     def counting(*args, **kwargs):
         alive.append(
@@ -129,7 +130,7 @@ def test_models_that_are_done_with_are_let_go(tmp_path, monkeypatch):
         )
         return train(*args, **kwargs)
 
-    monkeypatch.setattr(experiment, "train", counting)
+    monkeypatch.setattr(training_run, "train", counting)
     small = config(epochs=1)
     study(tmp_path, config=small, k=4, ranks=(2,), repeats=2).run("command")
     assert len(alive) == 5

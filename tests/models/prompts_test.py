@@ -8,7 +8,8 @@ import pytest
 from scipy import special
 
 import tf_dpsub
-from launchers import train_config, trained_parts
+from configs import default
+from launchers.training import trained_parts
 from tests.models.checkpoints import (
     WORDS,
     masked_head,
@@ -102,7 +103,7 @@ class TestClassifier:
 
     def test_is_proved_and_trains_query_and_value_alone(self, tmp_path):
         model = build(tmp_path, dropout=0.0)
-        config = train_config.default_config()
+        config = default.get_config()
         config.trainable_layers = ("query", "value")
         trained_parts.prepare(model, config)
         assert len(model.trainable_variables) == 2 * 2 * 2

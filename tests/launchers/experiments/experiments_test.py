@@ -5,8 +5,10 @@ import re
 import numpy as np
 import pytest
 
-from launchers import config_checks, experiments, figures, train_config
+from configs import default
+from launchers import experiments, figures
 from launchers.experiments import results, trials
+from launchers.training import config_checks, run_directory
 from tests.launchers.experiments import finished_trials
 
 
@@ -25,7 +27,7 @@ def experiment(request, inputs):
 
 
 def without_seed(trial):
-    fields = train_config.as_dict(trial.config)
+    fields = run_directory.json_fields(trial.config)
     del fields["seed"]
     return fields
 
@@ -41,7 +43,7 @@ class TestEveryExperiment:
     def test_configs_are_valid(self, experiment):
         for trial in experiment.trials:
             config_checks.check(trial.config)
-            assert set(trial.config) == set(train_config.default_config())
+            assert set(trial.config) == set(default.get_config())
 
     def test_names_are_distinct_and_make_folders(self, experiment):
         names = [trial.name for trial in experiment.trials]
@@ -298,9 +300,7 @@ def test_missing_files(name, flag, path, found):
 
 
 def test_a_name_twice():
-    trial = trials.Trial(
-        name="a", labels={}, config=train_config.default_config()
-    )
+    trial = trials.Trial(name="a", labels={}, config=default.get_config())
     with pytest.raises(ValueError, match=r"distinct names, got \['a'\]"):
         trials.Experiment(
             name="x", title="X", trials=(trial, trial), figures={}

@@ -5,15 +5,16 @@ import json
 
 import numpy as np
 
-from launchers import train_config
+from configs import default
 from launchers.experiments import trials
+from launchers.training import run_directory
 from tf_dpsub import accounting
 
 EXAMPLES, STEPS = 1000, 20
 
 
 def trial(name, method, *, seed=0, sigma=4.0, paper=None, **labels):
-    config = train_config.default_config()
+    config = default.get_config()
     config.seed = seed
     config.noise_multiplier = sigma
     config.batch_size = 100
@@ -61,7 +62,7 @@ def write(
         "private_examples": EXAMPLES,
         "test_examples": 100,
     }
-    config = train_config.as_dict(trial.config)
+    config = run_directory.json_fields(trial.config)
     for name, content in (("config", config), ("result", result)):
         (folder / f"{name}.json").write_text(json.dumps(content), "utf-8")
     _write_table(

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from launchers import train_config
+from configs import default
 from launchers.experiments import plan_ranking
+from launchers.training import run_directory
 
 PROJECTED = {
     "optimizer": "ProjectedDPSGD",
@@ -15,7 +16,7 @@ PROJECTED = {
 
 
 def write(folder, name, accuracy, **fields):
-    config = train_config.default_config()
+    config = default.get_config()
     config.noise_multiplier = 4.0
     config.public_examples = 64
     config.batch_size = 256
@@ -25,7 +26,10 @@ def write(folder, name, accuracy, **fields):
         config[field] = value
     path = folder / name
     path.mkdir(parents=True)
-    result = {"test_accuracy": accuracy, "config": train_config.as_dict(config)}
+    result = {
+        "test_accuracy": accuracy,
+        "config": run_directory.json_fields(config),
+    }
     (path / "result.json").write_text(json.dumps(result), "utf-8")
 
 

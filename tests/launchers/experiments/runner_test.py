@@ -5,14 +5,14 @@ import signal
 
 import pytest
 
-from launchers import train_config
+from configs import default
 from launchers.experiments import results, runner, trials
 
 pytestmark = pytest.mark.slow
 
 
 def digits_trial(name, **changes):
-    config = train_config.default_config()
+    config = default.get_config()
     config.model_kwargs = {"hidden": (16,)}
     config.noise_multiplier = 4.0
     config.batch_size = 256

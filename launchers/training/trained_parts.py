@@ -13,7 +13,7 @@ def prepare(model, config):
     Args:
         model: `keras.Model`.
         config: `ml_collections.ConfigDict` with the fields `trainable_layers`,
-            `lora` and `reparametrize` of `train_config.default_config`.
+            `lora` and `reparametrize` of `configs/default.py`.
 
     Raises:
         ValueError: if a pattern fits no layer, or a layer cannot be converted.

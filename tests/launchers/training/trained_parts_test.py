@@ -3,7 +3,8 @@ import numpy as np
 import pytest
 
 import tf_dpsub
-from launchers import train_config, trained_parts
+from configs import default
+from launchers.training import trained_parts
 from tf_dpsub import layers
 
 
@@ -16,7 +17,7 @@ def network():
 
 
 def prepared(**fields):
-    config = train_config.default_config()
+    config = default.get_config()
     for name, value in fields.items():
         config[name] = value
     model = network()

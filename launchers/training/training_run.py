@@ -10,19 +10,17 @@ import numpy as np
 import tensorflow as tf
 
 import tf_dpsub
-from launchers import (
+from launchers import progress_figure, report_page
+from launchers.terminal import durations, progress_bar
+from launchers.training import (
     config_checks,
-    config_objects,
-    progress_figure,
-    report_page,
+    objects,
     resumption,
     run_directory,
     run_recorder,
     tasks,
     tokens,
-    train_config,
 )
-from launchers.terminal import durations, progress_bar
 from tf_dpsub import accounting, callbacks, data, files, interruptions, layers
 from tf_dpsub.planning.step_cost import measure_step
 from tf_dpsub.training import workers
@@ -39,7 +37,7 @@ def train(config, workdir, resume=False, results_only=False, command=None):
 
     Args:
         config: `ml_collections.ConfigDict` with the fields of
-            `train_config.default_config`.
+            `configs/default.py`.
         workdir: string or path-like, directory for the files of the run.
         resume: bool, whether to go on with the run in `workdir`, if there is
             one. Defaults to `False`.
@@ -55,13 +53,13 @@ def train(config, workdir, resume=False, results_only=False, command=None):
         ValueError: if the config or the directory is not fit for the run.
     """
     config_checks.check(config)
-    as_dict = train_config.as_dict(config)
+    fields = run_directory.json_fields(config)
     # Before anything else of TensorFlow, if there are several workers.
-    strategy = config_objects.strategy(config)
-    workers.require_agreement(strategy, as_dict)
+    strategy = objects.strategy(config)
+    workers.require_agreement(strategy, fields)
     is_chief = strategy.extended.should_checkpoint
     with run_directory.RunDirectory(
-        workdir, as_dict, resume, writes=is_chief
+        workdir, fields, resume, writes=is_chief
     ) as directory:
         result = directory.result()
         if result is not None:
@@ -95,14 +93,14 @@ def announce(config, workdir, resume=False):
         ValueError: as `train`.
     """
     config_checks.check(config)
-    strategy = config_objects.strategy(config)
+    strategy = objects.strategy(config)
     if strategy.num_replicas_in_sync > 1:
         raise ValueError(
             "Expected one replica for a dry run, got "
             f"{strategy.num_replicas_in_sync}. Leave config.distribution out."
         )
     with run_directory.RunDirectory(
-        workdir, train_config.as_dict(config), resume
+        workdir, run_directory.json_fields(config), resume
     ) as directory:
         if directory.result() is not None:
             print(f"The run in {workdir} is finished.")
@@ -144,9 +142,9 @@ class _Run:
         self._results_only = results_only
         keras.utils.set_random_seed(config.seed)
         keras.config.set_dtype_policy(config.dtype_policy)
-        loaded = config_objects.dataset(config)
+        loaded = objects.dataset(config)
         with strategy.scope():
-            plain = config_objects.plain_model(config, loaded)
+            plain = objects.plain_model(config, loaded)
         self._task = tasks.of(loaded)
         self._loaded, self._data = loaded, tokens.tokenized(loaded, plain)
         # Inputs are tokens from here on; the model that is saved takes texts.
@@ -159,10 +157,10 @@ class _Run:
             batch_size=config.batch_size,
             seed=config.fixed_noise_seed,
         )
-        subspace = config_objects.subspace(config, self._data)
+        subspace = objects.subspace(config, self._data)
         described = resumption.described(self._data.x_train, self._data.y_train)
         self._recorder = run_recorder.RunRecorder(directory, described)
-        self._gradient_recorders = config_objects.recorders(
+        self._gradient_recorders = objects.recorders(
             config, directory.path, self._data
         )
         with strategy.scope():
@@ -172,9 +170,7 @@ class _Run:
             )
             resumption.require_same(directory, self._model.ledger, described)
             self._model.compile(
-                config_objects.private_optimizer(
-                    config, self._batches, subspace
-                ),
+                objects.private_optimizer(config, self._batches, subspace),
                 loss=self._task.loss(),
                 metrics=self._task.metrics(),
                 steps_per_execution=config.steps_per_execution,
@@ -449,7 +445,7 @@ class _Run:
             "devices": devices(),
             "versions": report_page.versions(),
             "seed": config.seed,
-            "config": train_config.as_dict(config),
+            "config": run_directory.json_fields(config),
         }
 
 

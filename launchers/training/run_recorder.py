@@ -11,7 +11,7 @@ import warnings
 
 import keras
 
-from launchers import resumption, run_directory
+from launchers.training import resumption, run_directory
 from tf_dpsub import files
 
 _CHECKPOINT = "epoch_{:06d}.weights.h5"

@@ -1,15 +1,12 @@
 """What is told of a config before anything slow is loaded."""
 
-import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
 
-from launchers import config_checks, train_config
-
-ROOT = pathlib.Path(__file__).parents[2]
+from configs import default
+from launchers.training import config_checks
+from tests.launchers.programs import python
 
 
 @pytest.mark.parametrize(
@@ -23,7 +20,7 @@ ROOT = pathlib.Path(__file__).parents[2]
     ],
 )
 def test_mistakes(changes, message):
-    config = train_config.default_config()
+    config = default.get_config()
     config.noise_multiplier = 1.0
     config.update(changes)
     with pytest.raises(ValueError, match=message):
@@ -33,10 +30,11 @@ def test_mistakes(changes, message):
 
 def test_nothing_slow_is_loaded():
     code = (
-        "import sys; from launchers import config_checks, train; "
+        "import sys; from launchers import train; "
         "slow = {'tensorflow', 'keras'} & set(sys.modules); assert not slow"
     )
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+    done = python("-c", code)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(
@@ -51,15 +49,11 @@ def test_nothing_slow_is_loaded():
 def test_a_config_that_is_none_ends_in_one_line(tmp_path, text, message):
     file = tmp_path / "config.py"
     file.write_text(text, "utf-8")
-    code = "from launchers import config_flag; config_flag.run(lambda: 0)"
-    arguments = [f"--config={file}", f"--workdir={tmp_path / 'run'}"]
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
+    code = (
+        "from launchers.training import config_flag; config_flag.run(lambda: 0)"
     )
+    arguments = [f"--config={file}", f"--workdir={tmp_path / 'run'}"]
+    done = python("-c", code, *arguments)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: Expected ")

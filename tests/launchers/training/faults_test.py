@@ -12,8 +12,9 @@ import keras
 import numpy as np
 import pytest
 
-from launchers import experiment
-from tests.launchers.train_test import StopAt, contents, digits_config
+from launchers.training import training_run
+from tests.launchers.digits import StopAt, digits_config
+from tests.launchers.programs import contents
 from tf_dpsub import accounting
 
 pytestmark = pytest.mark.slow
@@ -54,7 +55,9 @@ def train(changes, workdir, entropy=None):
     with pytest.MonkeyPatch.context() as patch:
         if entropy is not None:
             patch.setattr(secrets, "randbits", lambda bits: entropy)
-        return experiment.train(digits_config(**changes), workdir, resume=True)
+        return training_run.train(
+            digits_config(**changes), workdir, resume=True
+        )
 
 
 def _train_until(changes, workdir, epoch, step, entropy):

@@ -4,7 +4,7 @@ import stat
 import numpy as np
 import pytest
 
-from launchers import tokens
+from launchers.training import tokens
 from tests.models.checkpoints import write, write_gpt2_of_bytes
 from tf_dpsub import data, models
 

@@ -4,7 +4,7 @@ import copy
 
 import keras
 
-from launchers import config_checks, config_objects, tasks, tokens
+from launchers.training import config_checks, objects, tasks, tokens
 from tf_dpsub import planning
 
 LABELLED = ("public", "test")
@@ -39,8 +39,8 @@ def plan_of(config, labelled="public", most=1000, **kwargs):
     carriers.pop("rank", None)
     config.reparametrize = {}
     keras.utils.set_random_seed(config.seed)
-    loaded = config_objects.dataset(config)
-    plain = config_objects.plain_model(config, loaded)
+    loaded = objects.dataset(config)
+    plain = objects.plain_model(config, loaded)
     task = tasks.of(loaded)
     loaded = tokens.tokenized(loaded, plain)
     if getattr(plain, "preprocessor", None) is not None:
@@ -57,7 +57,7 @@ def plan_of(config, labelled="public", most=1000, **kwargs):
     )
     basis = None
     if config.public_data is not None:
-        (images,) = config_objects.public_examples(config, loaded)
+        (images,) = objects.public_examples(config, loaded)
         basis = (images, None)
     own = {
         "examples": len(loaded.y_train),
@@ -81,7 +81,7 @@ def plan_of(config, labelled="public", most=1000, **kwargs):
         y,
         loss=task.loss(),
         # Of a rate that does not fall: the path ends early.
-        optimizer=config_objects.inner_optimizer(_constant(config), 1),
+        optimizer=objects.inner_optimizer(_constant(config), 1),
         **(own | kwargs),
     )
 

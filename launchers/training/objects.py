@@ -7,8 +7,8 @@ import keras
 import tensorflow as tf
 from scipy import optimize
 
-from launchers import trained_parts
-from launchers.config_checks import choose
+from launchers.training import trained_parts
+from launchers.training.config_checks import choose
 from tf_dpsub import (
     accounting,
     callbacks,

@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from launchers import config_checks, config_objects, train_config
+from configs import default
+from launchers.training import config_checks, objects
 from tf_dpsub import accounting, data, subspaces
 
 PDP = {
@@ -17,7 +18,7 @@ GEP = PDP | {
 
 
 def changed(**changes):
-    config = train_config.default_config()
+    config = default.get_config()
     for name, value in ({"noise_multiplier": 2.0} | changes).items():
         config[name] = value
     return config
@@ -26,12 +27,12 @@ def changed(**changes):
 def made(config):
     """The optimizer and the subspace of a config, on digits."""
     config_checks.check(config)
-    loaded = config_objects.dataset(config)
+    loaded = objects.dataset(config)
     batches = data.PoissonBatches(
         loaded.x_train, loaded.y_train, batch_size=config.batch_size
     )
-    subspace = config_objects.subspace(config, loaded)
-    return config_objects.private_optimizer(config, batches, subspace), subspace
+    subspace = objects.subspace(config, loaded)
+    return objects.private_optimizer(config, batches, subspace), subspace
 
 
 @pytest.fixture
@@ -52,7 +53,7 @@ class TestSubspace:
         config = changed(**PDP)
         optimizer, subspace = made(config)
         assert optimizer.subspace is subspace
-        loaded = config_objects.dataset(config)
+        loaded = objects.dataset(config)
         np.testing.assert_array_equal(subspace.public_inputs, loaded.x_public)
         assert len(loaded.x_public) == 40
         assert any("with their labels" in note for note in subspace.notes)
@@ -73,7 +74,7 @@ class TestSubspace:
         config = changed(**PDP | {"public_examples": 12, "public_data": images})
         _, subspace = made(config)
         assert len(subspace.public_inputs) == 12
-        assert len(config_objects.dataset(config).y_train) == 1438
+        assert len(objects.dataset(config).y_train) == 1438
 
     def test_random_subspace_needs_no_public_data(self):
         changes = {"subspace": "RandomSubspace", "public_examples": 0}
@@ -138,7 +139,7 @@ class TestSchedule:
     @pytest.mark.parametrize("steps, first", [(1, 1), (3, 2)])
     def test_halfway_of_an_odd_number(self, steps, first):
         schedule = config_checks.choose(
-            config_objects._SCHEDULES, "halfway", "a schedule"
+            objects._SCHEDULES, "halfway", "a schedule"
         )(1.0, steps)
         rates = [float(schedule(step)) for step in range(steps)]
         assert rates == pytest.approx([1.0] * first + [0.1] * (steps - first))
@@ -191,8 +192,8 @@ class TestCalibration:
 class TestRecorders:
     def made(self, folder, **changes):
         config = changed(**changes)
-        loaded = config_objects.dataset(config)
-        return config_objects.recorders(config, folder, loaded)
+        loaded = objects.dataset(config)
+        return objects.recorders(config, folder, loaded)
 
     def test_none_by_default(self, tmp_path):
         assert self.made(tmp_path) == []
@@ -215,9 +216,3 @@ class TestRecorders:
     def test_mistakes(self, tmp_path, name, message):
         with pytest.raises(ValueError, match=message):
             self.made(tmp_path, recorders=(name,))
-
-
-def test_as_dict_holds_infinite_numbers_as_json_can():
-    config = changed(l2_norm_clip=float("inf"))
-    assert train_config.as_dict(config)["l2_norm_clip"] == "Infinity"
-    assert train_config.as_dict(changed())["l2_norm_clip"] == 1.0

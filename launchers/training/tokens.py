@@ -8,7 +8,7 @@ import pathlib
 
 import numpy as np
 
-from launchers import tasks
+from launchers.training import tasks
 from tf_dpsub import files
 
 # Texts at a time.

@@ -5,10 +5,11 @@ import stat
 
 import pytest
 
-from launchers import run_directory, train_config
+from configs import default
+from launchers.training import run_directory
 from tf_dpsub import files
 
-CONFIG = train_config.as_dict(train_config.default_config())
+CONFIG = run_directory.json_fields(default.get_config())
 
 
 def opened(path, changes=(), resume=False):
@@ -74,3 +75,10 @@ def test_files_are_their_owners_alone(tmp_path):
     assert stat.S_IMODE(directory.path.stat().st_mode) == 0o700
     for file in directory.path.iterdir():
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_json_holds_infinite_numbers_by_name():
+    config = default.get_config()
+    assert run_directory.json_fields(config)["l2_norm_clip"] == 1.0
+    config.l2_norm_clip = float("inf")
+    assert run_directory.json_fields(config)["l2_norm_clip"] == "Infinity"

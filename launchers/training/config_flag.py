@@ -10,14 +10,14 @@ import ml_collections
 from absl import flags
 from ml_collections import config_flags
 
-from launchers import config_checks, train_config
-from launchers.terminal import program
-from launchers.terminal import quiet
+from configs import default
+from launchers.terminal import program, quiet
+from launchers.training import config_checks
 
 CONFIG = config_flags.DEFINE_config_file(
     "config", None, "File of the config, such as configs/digits_dpsgd.py."
 )
-_CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
+_CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 
 
 def begin():
@@ -91,8 +91,8 @@ def _read(argv):
         lock = getattr(CONFIG.value, "lock", None)
         if not isinstance(CONFIG.value, ml_collections.ConfigDict):
             raise ValueError(
-                "Expected get_config() of the config to return what "
-                "train_config.default_config() returns, with changes, got "
+                "Expected get_config() of the config to return that of "
+                "configs/default.py, with changes, got "
                 f"{type(CONFIG.value).__name__}."
             )
         lock()
@@ -116,7 +116,7 @@ def _read(argv):
             f"{type(error).__name__}: {getattr(error, 'msg', error)}."
         ) from error
     except flags.UnrecognizedFlagError as error:
-        if error.flagname in train_config.default_config():
+        if error.flagname in default.get_config():
             raise ValueError(
                 f"Expected a flag of the program, got --{error.flagname}, a "
                 f"field of the config: --config.{error.flagname}."
@@ -168,7 +168,7 @@ def unknown_field(error):
     field = re.match(r"""'(?:\\'|Key ")?(\w+)(?:\\'|"|'$)""", str(error))
     if field is None:
         return f"The config file is wrong: {error}."
-    known = list(train_config.default_config())
+    known = list(default.get_config())
     close = difflib.get_close_matches(field[1], known, n=2)
     if close:
         cure = f"Did you mean {' or '.join(close)}?"

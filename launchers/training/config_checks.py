@@ -4,7 +4,7 @@ import difflib
 import math
 import os
 
-from launchers import train_config
+from configs import default
 
 
 def check(config):
@@ -16,16 +16,15 @@ def check(config):
     Raises:
         ValueError: names the field.
     """
-    known = set(train_config.default_config())
+    known = set(default.get_config())
     for fields, problem in (
         (known - set(config), "lacks"),
         (set(config) - known, "has unknown"),
     ):
         if fields:
             raise ValueError(
-                "Expected a config with the fields of "
-                "train_config.default_config(), got one that "
-                f"{problem} {', '.join(sorted(fields))}."
+                "Expected a config with the fields of configs/default.py, got "
+                f"one that {problem} {', '.join(sorted(fields))}."
             )
     for field in ("batch_size", "epochs", "steps_per_execution", "start_epoch"):
         if config[field] < 1:

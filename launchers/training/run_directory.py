@@ -6,12 +6,24 @@ import os
 import pathlib
 import shutil
 
-from launchers import train_config
+from configs import default
 from tf_dpsub import accounting, files
 
 # A folder in the directory, and what is there before anything else.
 CHECKPOINTS = "checkpoint"
 LEDGER, DATA = "ledger.json", "data.json"
+
+
+def json_fields(config):
+    """The fields of a config as JSON holds them.
+
+    Args:
+        config: `ml_collections.ConfigDict`.
+
+    Returns:
+        dict. Infinite numbers, which JSON has not, are strings.
+    """
+    return json.loads(config.to_json(), parse_constant=str)
 
 
 def require_own(path, name):
@@ -94,7 +106,7 @@ class RunDirectory:
             )
         held = json.loads((self.path / "config.json").read_text("utf-8"))
         # A field that came later had its default.
-        defaults = train_config.as_dict(train_config.default_config())
+        defaults = json_fields(default.get_config())
         for name in self._config.keys() & defaults.keys() - held.keys():
             held[name] = defaults[name]
         changes = [

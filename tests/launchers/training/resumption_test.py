@@ -7,13 +7,9 @@ import stat
 import numpy as np
 import pytest
 
-from launchers import (
-    config_objects,
-    experiment,
-    resumption,
-    run_directory,
-)
-from tests.launchers.train_test import StopAt, contents, digits_config
+from launchers.training import objects, resumption, run_directory, training_run
+from tests.launchers.digits import StopAt, digits_config
+from tests.launchers.programs import contents
 from tf_dpsub import accounting
 
 EXAMPLES, STEPS_PER_EPOCH = 90, 3
@@ -59,8 +55,8 @@ def config_of(data):
 
 def run(data, workdir):
     # As another process would.
-    config_objects._load.cache_clear()
-    return experiment.train(
+    objects._load.cache_clear()
+    return training_run.train(
         config_of(data), workdir, resume=True, results_only=True
     )
 
@@ -156,7 +152,7 @@ class TestLedger:
 
     def test_is_not_written_by_a_dry_run(self, data, workdir, capsys):
         before = contents(workdir)
-        experiment.announce(config_of(data), workdir, resume=True)
+        training_run.announce(config_of(data), workdir, resume=True)
         assert "resumed" in capsys.readouterr().out
         assert contents(workdir) == before
 

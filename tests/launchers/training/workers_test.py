@@ -6,7 +6,7 @@ import time
 import pytest
 
 from tests import workers
-from tests.launchers.train_test import contents
+from tests.launchers.programs import contents
 from tf_dpsub import accounting
 
 pytestmark = pytest.mark.slow

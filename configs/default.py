@@ -1,12 +1,10 @@
 """The fields of a training config, with their defaults."""
 
-import json
-
 import ml_collections
 from ml_collections import config_dict
 
 
-def default_config():
+def get_config():
     """Makes the config that the files in `configs/` start from.
 
     A name is that of the library, as in `tf_dpsub.models.get`; `..._kwargs`
@@ -18,10 +16,10 @@ def default_config():
     Example:
 
     ```python
-    from launchers import train_config
+    from configs import default
 
     def get_config():
-        config = train_config.default_config()
+        config = default.get_config()
         config.dataset = "mnist"
         config.noise_multiplier = 4.0
         return config
@@ -114,15 +112,3 @@ def default_config():
     # workdir.
     config.distribution = "none"
     return config.lock()
-
-
-def as_dict(config):
-    """The fields of a config as JSON holds them.
-
-    Args:
-        config: `ml_collections.ConfigDict`.
-
-    Returns:
-        dict. Infinite numbers, which JSON has not, are strings.
-    """
-    return json.loads(config.to_json(), parse_constant=str)
