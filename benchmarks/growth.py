@@ -23,7 +23,7 @@ from collections.abc import Callable
 import numpy as np
 from matplotlib import ticker
 
-from launchers import figures
+from launchers.reports import figures
 from tf_dpsub import files
 
 _TICKS = (1, 1.5, 2, 3, 5, 7)

@@ -26,7 +26,8 @@ import time
 import numpy as np
 from absl import flags, logging
 
-from launchers import figures, membership, report_page
+from launchers import membership
+from launchers.reports import figures, folder_page
 from launchers.terminal import program, quiet
 from launchers.terminal.program import DRY_RUN, WORKDIR
 from launchers.training import run_directory
@@ -299,7 +300,7 @@ def write(results, plain, folder, command):
     )
     with figures.style():
         figures.write(draw(results), folder / "audit.png")
-    report_page.write(folder)
+    folder_page.write(folder)
     print(text)
 
 

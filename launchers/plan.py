@@ -26,7 +26,7 @@ import sys
 from absl import flags, logging
 from matplotlib import ticker
 
-from launchers import figures, report_page
+from launchers.reports import figures, folder_page
 from launchers.terminal import program
 from launchers.terminal.program import DRY_RUN, WORKDIR
 from launchers.training import config_flag, run_directory
@@ -224,7 +224,7 @@ def write(found, config, folder, command, training=None):
     files.write_text(folder / "plan.json", as_json + "\n")
     with figures.style():
         figures.write(draw(found, config), folder / "plan.png")
-    report_page.write(folder)
+    folder_page.write(folder)
     print(text)
 
 

@@ -9,7 +9,7 @@ compared with other runs in the folder around it.
 
 import pathlib
 
-from launchers import report_page
+from launchers.reports import folder_page
 from launchers.terminal import program
 from launchers.terminal.program import WORKDIR
 
@@ -18,7 +18,7 @@ def main():
     """Writes the page that the flags name."""
     if WORKDIR.value is None:
         raise ValueError("Expected --workdir, got none.")
-    print(report_page.write(pathlib.Path(WORKDIR.value)))
+    print(folder_page.write(pathlib.Path(WORKDIR.value)))
 
 
 def run():

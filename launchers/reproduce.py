@@ -19,8 +19,9 @@ import sys
 
 from absl import flags
 
-from launchers import experiments, figures, report_page
+from launchers import experiments
 from launchers.experiments import progress, results, runner, table
+from launchers.reports import figures, folder_page
 from launchers.terminal import program, quiet
 from launchers.terminal.program import DRY_RUN, WORKDIR
 from launchers.training import run_directory
@@ -295,7 +296,7 @@ def write(experiment, folder, command):
             canvas = draw(found)
             if canvas is not None:
                 figures.write(canvas, folder / f"{name}.png")
-    report_page.write(folder)
+    folder_page.write(folder)
 
 
 def write_table(experiment, folder, command):

@@ -25,7 +25,7 @@ import numpy as np
 from absl import flags
 from matplotlib import colormaps, ticker
 
-from launchers import figures, report_page
+from launchers.reports import figures, folder_page
 from launchers.terminal import program
 from launchers.terminal.program import DRY_RUN, WORKDIR
 from launchers.training import config_flag, run_directory
@@ -260,7 +260,7 @@ class Study:
                 ("accuracy", _accuracy(outcomes)),
             ):
                 figures.write(canvas, self.folder / f"{name}.png")
-        report_page.write(self.folder)
+        folder_page.write(self.folder)
         print(text)
 
 

@@ -28,7 +28,7 @@ from absl import app, flags
 
 from benchmarks.peers import timing
 from benchmarks.peers.workloads import WORKLOADS
-from launchers import figures
+from launchers.reports import figures
 from launchers.terminal.program import WORKDIR
 from tf_dpsub import files
 

@@ -18,7 +18,7 @@ import time
 import numpy as np
 from matplotlib import ticker
 
-from launchers import figures, report_page
+from launchers.reports import figures, folder_page
 from launchers.terminal import durations
 from tf_dpsub import accounting, analysis, files
 
@@ -145,7 +145,7 @@ class GeometricMedian:
         with figures.style():
             canvas = _figure(self.title, rows, held["steps"])
             figures.write(canvas, folder / "loss.png")
-        report_page.write(folder)
+        folder_page.write(folder)
 
 
 def solve(point, noise_multiplier, steps):

@@ -8,7 +8,7 @@ import math
 import statistics
 
 from configs import default
-from launchers import figures, report_page
+from launchers.reports import figures, folder_page
 from tf_dpsub import files
 
 # Experiments whose trials are ranked, and whether their public examples are
@@ -146,7 +146,7 @@ class PlanRanking:
         with figures.style():
             canvas = _figure(self.title, pairs(held))
             figures.write(canvas, folder / "pairs.png")
-        report_page.write(folder)
+        folder_page.write(folder)
         print(f"{folder}/table.md")
         return 0
 

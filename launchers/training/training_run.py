@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_dpsub
-from launchers import progress_figure, report_page
+from launchers.reports import folder_page, progress_figure
 from launchers.terminal import durations, progress_bar
 from launchers.training import (
     config_checks,
@@ -75,9 +75,9 @@ def train(config, workdir, resume=False, results_only=False, command=None):
 
 def _complete_files(directory, results_only):
     """Does what comes after the result, where a run was killed in between."""
-    page = directory.path / report_page.FILE
+    page = directory.path / folder_page.FILE
     if directory.writes and not results_only and not page.exists():
-        report_page.write(directory.path)
+        folder_page.write(directory.path)
     directory.remove_checkpoints()
 
 
@@ -443,7 +443,7 @@ class _Run:
             "step_milliseconds": seconds and seconds * 1e3,
             "peak_memory_mib": _peak_memory_mib(),
             "devices": devices(),
-            "versions": report_page.versions(),
+            "versions": folder_page.versions(),
             "seed": config.seed,
             "config": run_directory.json_fields(config),
         }

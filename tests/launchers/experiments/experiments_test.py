@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from configs import default
-from launchers import experiments, figures
+from launchers import experiments
 from launchers.experiments import results, trials
+from launchers.reports import figures
 from launchers.training import config_checks, run_directory
 from tests.launchers.experiments import finished_trials
 

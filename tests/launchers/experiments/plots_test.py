@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from matplotlib import image
 
-from launchers import figures
 from launchers.experiments import plots, results, trials
+from launchers.reports import figures
 from tests.launchers.experiments import finished_trials
 
 _RECORDED = ("errors", "spectra", "residuals")

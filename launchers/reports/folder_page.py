@@ -14,8 +14,8 @@ import markdown
 import numpy as np
 
 import tf_dpsub
-from launchers import figures, html_page, html_statement, safe_html
-from launchers.html_page import Figure, Section
+from launchers.reports import figures, html_statement, markup, safe_html
+from launchers.reports.markup import Figure, Section
 from tf_dpsub import files
 
 FILE = "report.html"
@@ -66,9 +66,7 @@ def _of_run(folder):
     config = result["config"]
     title = f"{config['dataset']}: {config['optimizer']}, {config['model']}"
     sections = [
-        Section(
-            "", html_page.beside(_figures(folder, title), _numbers(result))
-        ),
+        Section("", markup.beside(_figures(folder, title), _numbers(result))),
         *_recorded(folder),
     ]
     statement = folder / "privacy_statement.txt"
@@ -79,7 +77,7 @@ def _of_run(folder):
         Section("Settings", _settings(config)),
         _environment(result["versions"], result["devices"]),
     ]
-    return html_page.page(
+    return markup.page(
         title,
         f"{result['summary'][0].upper()}{result['summary'][1:]}.",
         sections,
@@ -126,7 +124,7 @@ def _numbers(result):
     ]
     if result["step_milliseconds"]:
         rows.append(("a step", f"{result['step_milliseconds']:.3g} ms"))
-    return html_page.pairs(rows)
+    return markup.pairs(rows)
 
 
 def _both(result):
@@ -151,9 +149,7 @@ def _recorded(folder):
 
 
 def _drawn(canvas, file):
-    return html_page.figure(
-        figures.svg(canvas, file.stem), canvas.get_suptitle()
-    )
+    return markup.figure(figures.svg(canvas, file.stem), canvas.get_suptitle())
 
 
 def _projection_error(file):
@@ -210,7 +206,7 @@ def _others(folder, result):
     ]
     columns = ("run", "ended", "data", "method", "result", "ε", "δ")
     text = "<p>Runs in the same folder, the latest last.</p>"
-    yield Section("Other runs", text + html_page.table(columns, rows))
+    yield Section("Other runs", text + markup.table(columns, rows))
 
 
 def _compared(file, result):
@@ -227,9 +223,9 @@ def _compared(file, result):
 
 
 def _settings(config):
-    return html_page.folded(
+    return markup.folded(
         "All fields of the config",
-        html_page.pairs((k, json.dumps(v)) for k, v in config.items()),
+        markup.pairs((k, json.dumps(v)) for k, v in config.items()),
     )
 
 
@@ -242,7 +238,7 @@ def _of_table(folder):
     command = re.search(r"^```sh\n(.*?)\n```\n", text, re.DOTALL | re.MULTILINE)
     rest = text[command.end() :].strip()
     sentence, _, rest = rest.partition("\n\n")
-    return html_page.page(
+    return markup.page(
         title[1],
         sentence.replace("**", "").replace("\n", " "),
         [
@@ -273,7 +269,7 @@ def _from_markdown(text):
 
 def _figures(folder, title):
     return "\n".join(
-        html_page.figure(text, _caption(text, title))
+        markup.figure(text, _caption(text, title))
         for text in (
             f.read_text("utf-8") for f in sorted(folder.glob("[!.]*.svg"))
         )
@@ -291,4 +287,4 @@ def _environment(found, devices=()):
     rows = [*found.items()]
     if devices:
         rows.append(("devices", ", ".join(devices)))
-    return Section("Environment", html_page.pairs(rows))
+    return Section("Environment", markup.pairs(rows))

@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from launchers import figures, html_page, report_page, safe_html
+from launchers.reports import figures, folder_page, markup, safe_html
 
 HOSTILE_SVG = (
     "<svg onload=alert(1)><script>alert(2)</script><g>kept</g></svg>",
@@ -30,7 +30,7 @@ class _Active(html.parser.HTMLParser):
     def __init__(self, text):
         super().__init__()
         self.found, self.tags = [], []
-        self.feed(text.replace(f"<script>{html_page._SCRIPT}</script>", ""))
+        self.feed(text.replace(f"<script>{markup._SCRIPT}</script>", ""))
 
     def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
@@ -46,7 +46,7 @@ class _Active(html.parser.HTMLParser):
 
 @pytest.mark.parametrize("svg", HOSTILE_SVG)
 def test_nothing_of_a_figure_runs(svg):
-    page = html_page.page("", "", [], None) + html_page.figure(svg)
+    page = markup.page("", "", [], None) + markup.figure(svg)
     assert "kept" in page
     assert not _Active(page).found
 
@@ -69,7 +69,7 @@ def test_our_own_figures_stay_as_they_are():
 
 
 def test_the_page_runs_its_own_script_alone():
-    page = html_page.page("", "", [])
+    page = markup.page("", "", [])
     (policy,) = re.findall(r'Security-Policy" content="([^"]*)"', page)
     assert policy.startswith("default-src 'none'; script-src 'sha256-")
     assert page.index("Security-Policy") < page.index("<style>")
@@ -123,7 +123,7 @@ def test_nothing_of_a_run_runs(tmp_path):
         epochs=[1],
         eigenvalues=np.ones([1, 3]),
     )
-    page = report_page.write(folder).read_text("utf-8")
+    page = folder_page.write(folder).read_text("utf-8")
     assert not _Active(page).found
     assert "half" not in page
     assert r"$\frac$" in page
@@ -136,6 +136,6 @@ def test_nothing_of_a_table_runs(tmp_path):
         "<script>x</script>\n\n![i](http://evil/x.png)\n\n| a | b |\n"
         "|---|---|\n| <b onclick=1> | [c](JavaScript:x) [d](docs/x.md) |\n"
     )
-    page = report_page.write(tmp_path).read_text("utf-8")
+    page = folder_page.write(tmp_path).read_text("utf-8")
     assert {found for found in _Active(page).found} <= {("href", "//evil")}
     assert 'href="docs/x.md"' in page

@@ -1,4 +1,4 @@
-"""A page for the browser that needs no other file, and no network."""
+"""HTML of a page for the browser that needs no other file, and no network."""
 
 import base64
 import dataclasses
@@ -6,7 +6,7 @@ import hashlib
 import html
 import re
 
-from launchers import safe_html
+from launchers.reports import safe_html
 
 _STYLE = """
 :root {

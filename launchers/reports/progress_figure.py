@@ -5,7 +5,7 @@ import textwrap
 
 from matplotlib import ticker
 
-from launchers import figures
+from launchers.reports import figures
 
 _TEST, _TRAINING, _EPSILON = figures.BLUE, figures.ORANGE, figures.PURPLE
 

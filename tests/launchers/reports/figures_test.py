@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from matplotlib import ticker
 
-from launchers import figures
+from launchers.reports import figures
 
 
 @pytest.fixture(name="canvas")

@@ -9,7 +9,7 @@ import pytest
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 
-from launchers import report_page
+from launchers.reports import folder_page
 from launchers.training import training_run
 from tests.launchers import programs
 from tests.launchers.digits import digits_config
@@ -124,7 +124,7 @@ def requested(browser):
 @pytest.mark.slow
 class TestRun:
     def test_says_what_came_out(self, browser, runs):
-        text = show(browser, runs / "second" / report_page.FILE)
+        text = show(browser, runs / "second" / folder_page.FILE)
         result = json.loads((runs / "second" / "result.json").read_text())
         assert f"T{result['summary'].removeprefix('t')}." in text
         assert "digits: DPSGD, mlp" in text
@@ -135,7 +135,7 @@ class TestRun:
         assert not browser.get_log("browser")
 
     def test_headline_is_that_of_the_result(self, browser, runs):
-        text = show(browser, runs / "second" / report_page.FILE)
+        text = show(browser, runs / "second" / folder_page.FILE)
         result = json.loads((runs / "second" / "result.json").read_text())
         values = browser.find_elements(By.CSS_SELECTOR, ".headline .value")
         epsilon, delta, accuracy = (value.text for value in values)
@@ -146,7 +146,7 @@ class TestRun:
         assert text.count("digits: DPSGD, mlp") == 1
 
     def test_figure_has_a_description(self, browser, runs):
-        show(browser, runs / "second" / report_page.FILE)
+        show(browser, runs / "second" / folder_page.FILE)
         (figure,) = browser.find_elements(By.CSS_SELECTOR, "figure > svg")
         assert figure.accessible_name.startswith("digits: DPSGD, mlp.")
         rows = (runs / "second" / "metrics.csv").read_text().splitlines()
@@ -155,24 +155,24 @@ class TestRun:
         assert share in figure.accessible_name
 
     def test_runs_are_compared(self, browser, runs):
-        text = show(browser, runs / "second" / report_page.FILE)
+        text = show(browser, runs / "second" / folder_page.FILE)
         assert "second (this one)" in text
         assert re.search(r"^first 20\d\d-", text, re.MULTILINE)
         # The first one had none to be compared with.
         assert "Other runs" not in show(
-            browser, runs / "first" / report_page.FILE
+            browser, runs / "first" / folder_page.FILE
         )
 
     def test_settings_are_unfolded(self, browser, runs):
         assert "l2_norm_clip" not in show(
-            browser, runs / "second" / report_page.FILE
+            browser, runs / "second" / folder_page.FILE
         )
         browser.find_element(By.TAG_NAME, "summary").click()
         text = browser.find_element(By.TAG_NAME, "body").text
         assert "l2_norm_clip" in text
 
     def test_command_is_copied(self, browser, runs):
-        show(browser, runs / "second" / report_page.FILE)
+        show(browser, runs / "second" / folder_page.FILE)
         browser.execute_script(
             "Object.defineProperty(navigator, 'clipboard', {value: "
             "{writeText: async text => { window.copied = text; }}})"
@@ -186,7 +186,7 @@ class TestRun:
         assert button.text == "Copied"
 
     def test_is_legible_on_a_phone(self, browser, runs):
-        show(browser, runs / "second" / report_page.FILE, PHONE)
+        show(browser, runs / "second" / folder_page.FILE, PHONE)
         width, visible, font = browser.execute_script(
             "const e = document.documentElement;"
             "return [e.scrollWidth, e.clientWidth, parseFloat("
@@ -208,7 +208,7 @@ class TestRun:
     @pytest.mark.parametrize("size", SMALL_PHONES)
     def test_fits_a_small_phone(self, browser, runs, size):
         """The statement's table, too, and every figure of the headline."""
-        show(browser, runs / "second" / report_page.FILE, size)
+        show(browser, runs / "second" / folder_page.FILE, size)
         wider = browser.execute_script(
             """
             const selector = "html, .statement, .statement *, .headline *";
@@ -226,7 +226,7 @@ class TestRun:
 
     @pytest.mark.parametrize("scheme", ["light", "dark"])
     def test_texts_stand_out(self, browser, runs, scheme):
-        show(browser, runs / "second" / report_page.FILE, scheme=scheme)
+        show(browser, runs / "second" / folder_page.FILE, scheme=scheme)
         for selector in (
             *("body", "th, td", "figure text", ".panel", ".result"),
             *(".headline dt", ".headline .value", ".headline .note"),
@@ -235,7 +235,7 @@ class TestRun:
             assert contrast(browser, selector) > 4.5, selector
 
     def test_is_written_again(self, runs, browser):
-        file = runs / "first" / report_page.FILE
+        file = runs / "first" / folder_page.FILE
         file.unlink()
         done = programs.run_program("report", f"--workdir={file.parent}")
         assert done.returncode == 0, done.stderr
@@ -272,7 +272,7 @@ class TestHeadline:
     def page(self, folder, **changes):
         text = json.dumps(RESULT | changes)
         (folder / "result.json").write_text(text, "utf-8")
-        page = report_page.write(folder).read_text("utf-8")
+        page = folder_page.write(folder).read_text("utf-8")
         found = re.search(r'<dl class="headline">(.*?)</dl>', page, re.DOTALL)
         return re.sub(r"<[^>]*>", " ", found[1]).split()
 
@@ -302,7 +302,7 @@ class TestTable:
     @pytest.fixture(name="file")
     def _file(self, tmp_path):
         (tmp_path / "table.md").write_text(TABLE, "utf-8")
-        return report_page.write(tmp_path)
+        return folder_page.write(tmp_path)
 
     def test_shows_the_table(self, file, browser):
         text = show(browser, file)
@@ -323,4 +323,4 @@ class TestTable:
 
 def test_folder_without_results(tmp_path):
     with pytest.raises(ValueError, match="neither result.json nor table.md"):
-        report_page.write(pathlib.Path(tmp_path))
+        folder_page.write(pathlib.Path(tmp_path))

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from launchers import html_statement
+from launchers.reports import html_statement
 from tf_dpsub.accounting import LedgerEntry, PrivacyLedger, statement
 
 ENTRY = LedgerEntry(

@@ -3,7 +3,7 @@
 import html
 import re
 
-from launchers import html_page
+from launchers.reports import markup
 
 # What a paragraph begins with, and what it says of it: a word and a full stop,
 # some words and a colon, or a mechanism with a longer description.
@@ -26,7 +26,7 @@ def section(text):
         text: string, what `tf_dpsub.accounting.statement` returned.
 
     Returns:
-        An `html_page.Section`.
+        A `markup.Section`.
     """
     heading, *paragraphs = text.strip("\n").split("\n\n")
     parts, terms = [], []
@@ -40,7 +40,7 @@ def section(text):
         parts.append(_table(paragraph) or f"<p>{html.escape(paragraph)}</p>")
     parts += _list(terms)
     body = f'<div class="panel statement">{"".join(parts)}</div>'
-    return html_page.Section(heading, body)
+    return markup.Section(heading, body)
 
 
 def _term(paragraph):
@@ -70,4 +70,4 @@ def _table(paragraph):
     if not all(line.startswith("  ") for line in lines):
         return None
     columns, *rows = (re.split(r" {2,}", line.strip()) for line in lines)
-    return html_page.table(columns, rows, kind="numbers")
+    return markup.table(columns, rows, kind="numbers")
