@@ -19,8 +19,8 @@ import sys
 
 from absl import flags
 
-from launchers import experiments
-from launchers.experiments import progress, results, runner, table
+from launchers import papers
+from launchers.papers.engine import progress, results, runner, table
 from launchers.reports import figures, folder_page
 from launchers.terminal import program, quiet
 from launchers.terminal.program import DRY_RUN, WORKDIR
@@ -65,11 +65,11 @@ def main():
     if _LIST.value:
         print(overview())
         return 0
-    if _EXPERIMENT.value in experiments.STUDIES:
-        return _run_study(experiments.STUDIES[_EXPERIMENT.value])
+    if _EXPERIMENT.value in papers.STUDIES:
+        return _run_study(papers.STUDIES[_EXPERIMENT.value])
     experiment = chosen(
         _EXPERIMENT.value,
-        experiments.Inputs(
+        papers.Inputs(
             public_images=_PUBLIC_IMAGES.value,
             features=_FEATURES.value,
             language_model=_LANGUAGE_MODEL.value,
@@ -120,7 +120,7 @@ def _run_study(study):
 
 def overview():
     """Names all experiments, each with what it shows."""
-    known = experiments.EXPERIMENTS | experiments.STUDIES
+    known = papers.EXPERIMENTS | papers.STUDIES
     width = max(map(len, known))
     return "\n".join(
         f"{name:<{width}}  {shows.__doc__.splitlines()[0]}"
@@ -132,8 +132,8 @@ def chosen(name, inputs, fraction=1.0):
     """Builds an experiment.
 
     Args:
-        name: string, one of `experiments.EXPERIMENTS`.
-        inputs: `experiments.Inputs`.
+        name: string, one of `papers.EXPERIMENTS`.
+        inputs: `papers.Inputs`.
         fraction: float in (0, 1], share of the epochs. Defaults to `1`.
 
     Returns:
@@ -143,13 +143,13 @@ def chosen(name, inputs, fraction=1.0):
         ValueError: if there is no such experiment, it lacks an input, or the
             fraction is none.
     """
-    known = experiments.EXPERIMENTS
+    known = papers.EXPERIMENTS
     if name not in known:
         close = difflib.get_close_matches(str(name), known, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise ValueError(
             "Expected --experiment, one of "
-            f"{', '.join(known | experiments.STUDIES)}, got {name!r}."
+            f"{', '.join(known | papers.STUDIES)}, got {name!r}."
             f"{hint}"
         )
     _check_fraction(fraction)

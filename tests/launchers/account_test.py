@@ -1,37 +1,13 @@
 import json
-import os
-import pathlib
-import subprocess
-import sys
 
 import pytest
-from absl import flags
-from absl.testing import flagsaver
 
 from launchers import account
-from launchers.terminal import program
+from tests.launchers.programs import python, run_main, run_program
 from tf_dpsub import accounting
 
-ROOT = pathlib.Path(account.__file__).parents[1]
 RATE = {"batch_size": 150, "examples": 60000}
 RUN = {"noise_multiplier": 1.3, "epochs": 15, "delta": 1e-5, **RATE}
-
-
-def launch(*arguments):
-    return subprocess.run(
-        [sys.executable, ROOT / "launchers" / "account.py", *arguments],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-
-
-def run_main(capsys, **values):
-    """Output, messages and exit code of a call with these flags."""
-    flags.FLAGS.mark_as_parsed()
-    with flagsaver.flagsaver(**values):
-        code = program.ended(account.main)
-    return (*capsys.readouterr(), code)
 
 
 class TestSolve:
@@ -140,7 +116,7 @@ class TestSolve:
 
 class TestMain:
     def test_table(self, capsys):
-        out, err, code = run_main(capsys, **RUN)
+        out, err, code = run_main(account, capsys, **RUN)
         lines = [line.split() for line in out.splitlines()]
         assert ["steps", "6000"] in lines
         assert ["epsilon", "RDP", "PLD"] in lines
@@ -151,7 +127,7 @@ class TestMain:
 
     def test_json_without_noise(self, capsys):
         out, _, code = run_main(
-            capsys, **{**RUN, "noise_multiplier": 0.0}, json=True
+            account, capsys, **{**RUN, "noise_multiplier": 0.0}, json=True
         )
         result = json.loads(out, parse_constant=pytest.fail)
         assert result["poisson_sampling"] == {"rdp": "inf", "pld": "inf"}
@@ -159,13 +135,13 @@ class TestMain:
 
     def test_large_delta_warns(self, capsys):
         values = {**RUN, "delta": 1 / 60000, "noise_multiplier": 0.0}
-        out, err, code = run_main(capsys, **values)
+        out, err, code = run_main(account, capsys, **values)
         assert "Warning: delta = 1.66667e-05 is not below 1 / examples" in err
         assert out
         assert code == 0
 
     def test_refusal_is_one_line(self, capsys):
-        out, err, code = run_main(capsys, **RUN, steps=3)
+        out, err, code = run_main(account, capsys, **RUN, steps=3)
         assert (out, code) == ("", 2)
         assert err == "error: Expected --steps or --epochs, got both.\n"
 
@@ -178,20 +154,14 @@ class TestProgram:
             "import atexit; atexit.register(lambda: print("
             "'tensorflow' in sys.modules, file=sys.stderr)); account.run()"
         )
-        done = subprocess.run(
-            [
-                sys.executable,
-                "-c",
-                code,
-                "--noise_multiplier=4",
-                "--sampling_rate=0.1",
-                "--steps=10",
-                "--delta=1e-5",
-                "--json",
-            ],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
+        done = python(
+            "-c",
+            code,
+            "--noise_multiplier=4",
+            "--sampling_rate=0.1",
+            "--steps=10",
+            "--delta=1e-5",
+            "--json",
         )
         assert done.returncode == 0
         assert done.stderr == "False\n"
@@ -208,7 +178,7 @@ class TestProgram:
         ],
     )
     def test_refuses_the_command_line_in_one_line(self, argument, message):
-        done = launch(argument)
+        done = run_program("account", argument)
         assert done.returncode == 2
         assert done.stdout == ""
         assert done.stderr.startswith(f"error: {message}")

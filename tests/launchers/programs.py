@@ -5,6 +5,11 @@ import pathlib
 import subprocess
 import sys
 
+from absl import flags
+from absl.testing import flagsaver
+
+from launchers.terminal import program
+
 _ROOT = pathlib.Path(__file__).parents[2]
 
 
@@ -31,6 +36,14 @@ def python(*arguments):
         text=True,
         check=False,
     )
+
+
+def run_main(module, capsys, **values):
+    """Output, messages and exit code of a program with these flags."""
+    flags.FLAGS.mark_as_parsed()
+    with flagsaver.flagsaver(**values):
+        code = program.ended(module.main)
+    return (*capsys.readouterr(), code)
 
 
 def contents(folder):

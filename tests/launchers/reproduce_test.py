@@ -8,23 +8,14 @@ import sys
 import time
 
 import pytest
-from absl import flags
-from absl.testing import flagsaver
 
-from launchers import experiments, reproduce
-from launchers.experiments import plots, results, trials
+from launchers import papers, reproduce
+from launchers.papers.engine import plots, results, trials
 from launchers.terminal import program
-from tests.launchers.experiments import finished_trials
+from tests.launchers.papers.engine import finished_trials
+from tests.launchers.programs import python, run_main
 
 ROOT = pathlib.Path(reproduce.__file__).parents[1]
-
-
-def run_main(capsys, **values):
-    """Output, messages and exit code of the program with these flags."""
-    flags.FLAGS.mark_as_parsed()
-    with flagsaver.flagsaver(**values):
-        code = program.ended(reproduce.main)
-    return (*capsys.readouterr(), code)
 
 
 @pytest.fixture
@@ -45,15 +36,15 @@ def small(monkeypatch):
             figures={"accuracy": plots.accuracy_against_epsilon},
         )
 
-    monkeypatch.setitem(experiments.EXPERIMENTS, "small", build)
+    monkeypatch.setitem(papers.EXPERIMENTS, "small", build)
     return build(None)
 
 
 class TestFlags:
     def test_list_names_every_experiment_with_what_it_shows(self, capsys):
-        out, _, code = run_main(capsys, list=True)
+        out, _, code = run_main(reproduce, capsys, list=True)
         names = [line.split()[0] for line in out.splitlines()]
-        assert names == [*experiments.EXPERIMENTS, *experiments.STUDIES]
+        assert names == [*papers.EXPERIMENTS, *papers.STUDIES]
         assert all(len(line.split()) > 4 for line in out.splitlines())
         assert code == 0
 
@@ -62,6 +53,7 @@ class TestFlags:
     ):
         workdir = tmp_path / "out"
         out, _, code = run_main(
+            reproduce,
             capsys,
             experiment="pdp_mnist",
             only="^tanh_sigma18.*seed0$",
@@ -76,6 +68,7 @@ class TestFlags:
 
     def test_dry_run_of_one_trial_says_what_it_costs(self, capsys, tmp_path):
         out, _, code = run_main(
+            reproduce,
             capsys,
             experiment="digits_methods",
             only="^epsilon2_rate0.5_dp_seed0$",
@@ -114,7 +107,7 @@ class TestFlags:
                 "experiment": "pdp_mnist",
                 "workdir": str(workdir),
             } | values
-        out, err, code = run_main(capsys, **values)
+        out, err, code = run_main(reproduce, capsys, **values)
         assert (out, code) == ("", program.REFUSED)
         assert re.fullmatch(f"error: .*{message}.*\n", err), err
         assert not workdir.exists()
@@ -171,7 +164,7 @@ class TestReproduce:
         fields = {"epochs": 30}
         config.write_text(json.dumps(fields), "utf-8")
         out, err, code = run_main(
-            capsys, experiment="small", workdir=str(tmp_path), jobs=1
+            reproduce, capsys, experiment="small", workdir=str(tmp_path), jobs=1
         )
         assert (out, code) == ("", program.REFUSED)
         assert "epochs is 30 there and 2 here" in err
@@ -180,8 +173,8 @@ class TestReproduce:
 PROGRAM = """
 import functools, sys
 from configs import default
-from launchers import experiments, reproduce
-from launchers.experiments import plots, trials
+from launchers import papers, reproduce
+from launchers.papers import plots, trials
 
 def trial(name, method, **changes):
     config = default.get_config()
@@ -216,7 +209,7 @@ def small(inputs):
     )
 
 if __name__ == "__main__":
-    experiments.EXPERIMENTS["small"] = small
+    papers.EXPERIMENTS["small"] = small
     reproduce.run()
 """
 
@@ -343,13 +336,7 @@ class TestProgram:
             "atexit.register(lambda: print('tensorflow' in sys.modules)); "
             "sys.argv[0] = 'reproduce'; reproduce.run()"
         )
-        done = subprocess.run(
-            [sys.executable, "-c", code, argument],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-        )
+        done = python("-c", code, argument)
         assert done.returncode == 2
         assert done.stderr.startswith(message)
         assert done.stderr.count("\n") == 1

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from configs import default
-from launchers import experiments
-from launchers.experiments import results, trials
+from launchers import papers
+from launchers.papers.engine import results, trials
 from launchers.reports import figures
 from launchers.training import config_checks, run_directory
-from tests.launchers.experiments import finished_trials
+from tests.launchers.papers.engine import finished_trials
 
 
 @pytest.fixture(scope="module")
@@ -19,12 +19,12 @@ def inputs(tmp_path_factory):
     images, features = folder / "images.npz", folder / "features.npz"
     np.savez(images, images=np.zeros((2000, 4, 4, 1), np.uint8))
     np.savez(features, x_train=np.zeros(1))
-    return experiments.Inputs(public_images=str(images), features=str(features))
+    return papers.Inputs(public_images=str(images), features=str(features))
 
 
-@pytest.fixture(params=experiments.EXPERIMENTS)
+@pytest.fixture(params=papers.EXPERIMENTS)
 def experiment(request, inputs):
-    return experiments.EXPERIMENTS[request.param](inputs)
+    return papers.EXPERIMENTS[request.param](inputs)
 
 
 def without_seed(trial):
@@ -35,7 +35,7 @@ def without_seed(trial):
 
 class TestEveryExperiment:
     def test_goes_by_its_name(self, experiment):
-        build = experiments.EXPERIMENTS[experiment.name]
+        build = papers.EXPERIMENTS[experiment.name]
         assert build.__doc__.splitlines()[0].endswith(".")
         assert experiment.title
         assert experiment.notes
@@ -147,7 +147,7 @@ class TestEveryExperiment:
 
 
 def by_name(name, inputs):
-    built = experiments.EXPERIMENTS[name](inputs)
+    built = papers.EXPERIMENTS[name](inputs)
     return {trial.name: trial for trial in built.trials}
 
 
@@ -186,7 +186,7 @@ def test_pdp_sgd_is_compared_at_all_noise_of_the_paper(inputs):
         ("pdp_mnist", {18, 14, 10, 8, 6, 4}),
         ("pdp_fashion_mnist", {18, 14, 10, 6, 4, 2}),
     ):
-        found = experiments.EXPERIMENTS[name](inputs).trials
+        found = papers.EXPERIMENTS[name](inputs).trials
         assert {trial.config.noise_multiplier for trial in found} == sigmas
         assert len(found) == len(sigmas) * 3 * 3 * 2
 
@@ -210,7 +210,7 @@ def test_table_of_the_gep_paper(inputs, name, epsilon, method, epochs, paper):
 
 
 def test_gep_mnist_refreshes_at_every_step_at_epsilon_2_alone(inputs):
-    for trial in experiments.EXPERIMENTS["gep_mnist"](inputs).trials:
+    for trial in papers.EXPERIMENTS["gep_mnist"](inputs).trials:
         if trial.method != "GP":
             every = trial.config.subspace_kwargs.get("update_every", 1)
             expected = 1 if trial.config.epsilon == 2 else 10
@@ -245,7 +245,7 @@ def test_glue_is_in_the_setting_of_the_rgp_paper(inputs):
 
 
 def test_glue_with_a_model_that_is_not_there(tmp_path):
-    inputs = experiments.Inputs(language_model=str(tmp_path / "none"))
+    inputs = papers.Inputs(language_model=str(tmp_path / "none"))
     with pytest.raises(
         ValueError, match="folder with a checkpoint, got .*none"
     ):
@@ -254,7 +254,7 @@ def test_glue_with_a_model_that_is_not_there(tmp_path):
 
 def test_glue_with_another_model(tmp_path):
     for source, kind in ((str(tmp_path), "folder"), ("bert_x", "preset")):
-        found = by_name("rgp_glue", experiments.Inputs(language_model=source))
+        found = by_name("rgp_glue", papers.Inputs(language_model=source))
         for trial in found.values():
             assert trial.config.model_kwargs[kind] == source
             assert {"folder", "preset"} & set(trial.config.model_kwargs) == {
@@ -264,7 +264,7 @@ def test_glue_with_another_model(tmp_path):
 
 def test_tuned_methods_share_their_grid(inputs):
     grids = {}
-    for trial in experiments.EXPERIMENTS["gep_mnist_tuned"](inputs).trials:
+    for trial in papers.EXPERIMENTS["gep_mnist_tuned"](inputs).trials:
         config = trial.config
         grids.setdefault(trial.method, set()).add(
             (config.l2_norm_clip, config.learning_rate)
@@ -297,7 +297,7 @@ def test_rgp_and_dpsgd_share_their_rates(inputs):
 @pytest.mark.parametrize("path, found", [(None, "none"), ("no", "'no', which")])
 def test_missing_files(name, flag, path, found):
     with pytest.raises(ValueError, match=f"--{flag}=FILE.*got {found}"):
-        experiments.EXPERIMENTS[name](experiments.Inputs(**{flag: path}))
+        papers.EXPERIMENTS[name](papers.Inputs(**{flag: path}))
 
 
 def test_a_name_twice():

@@ -9,7 +9,7 @@ import statistics
 
 import numpy as np
 
-from launchers.experiments import trials
+from launchers.papers.engine import trials
 from tf_dpsub import accounting
 from tf_dpsub.accounting import accountants
 

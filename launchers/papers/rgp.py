@@ -12,8 +12,8 @@ import math
 import pathlib
 
 from configs import rgp_cifar10, rgp_sst2
-from launchers.experiments import plots
-from launchers.experiments.trials import Experiment, Trial
+from launchers.papers.engine import plots
+from launchers.papers.engine.trials import Experiment, Trial
 
 _SEEDS = (0, 1, 2)
 _RANKS = (1, 2, 4, 8, 16)

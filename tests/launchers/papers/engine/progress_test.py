@@ -1,7 +1,7 @@
 import time
 
-from launchers.experiments import progress, runner
-from tests.launchers.experiments import finished_trials
+from launchers.papers.engine import progress, runner
+from tests.launchers.papers.engine import finished_trials
 
 
 class Runner:

@@ -2,9 +2,9 @@
 
 import dataclasses
 
-from launchers.experiments import digits, gep, pdp, rgp, spectrum
-from launchers.experiments.geometric_median import GeometricMedian
-from launchers.experiments.plan_ranking import PlanRanking
+from launchers.papers import digits, gep, pdp, rgp
+from launchers.papers.geometric_median import GeometricMedian
+from launchers.papers.plan_ranking import PlanRanking
 
 # Functions that build a `trials.Experiment` from `Inputs`. The first line of
 # their docstrings says what it shows.
@@ -14,7 +14,7 @@ EXPERIMENTS = {
     "pdp_k": pdp.rank,
     "pdp_m": pdp.public_examples,
     "pdp_refresh": pdp.refresh,
-    "pdp_spectrum": spectrum.spectrum,
+    "pdp_spectrum": pdp.spectrum,
     "gep_mnist": gep.mnist,
     "gep_mnist_tuned": gep.tuned,
     "gep_cifar10": gep.cifar10,

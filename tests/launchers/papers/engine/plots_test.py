@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from matplotlib import image
 
-from launchers.experiments import plots, results, trials
+from launchers.papers.engine import plots, results, trials
 from launchers.reports import figures
-from tests.launchers.experiments import finished_trials
+from tests.launchers.papers.engine import finished_trials
 
 _RECORDED = ("errors", "spectra", "residuals")
 

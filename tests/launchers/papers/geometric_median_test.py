@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from scipy import optimize
 
-from launchers.experiments import geometric_median as study
-from tests.launchers.reproduce_test import run_main
+from launchers import reproduce
+from launchers.papers import geometric_median as study
+from tests.launchers.programs import run_main
 
 POINT = study.Point("diag(1/j)", 20, 1e-2, 0.0, 0)
 
@@ -97,7 +98,7 @@ def run(tmp_path, capsys, **values):
         "experiment": "geometric_median",
         "workdir": str(tmp_path),
     } | values
-    return run_main(capsys, **values)
+    return run_main(reproduce, capsys, **values)
 
 
 class TestRun:
@@ -154,7 +155,7 @@ class TestRun:
         assert not list(tmp_path.iterdir())
 
     def test_is_in_the_list(self, capsys):
-        out, *_ = run_main(capsys, list=True)
+        out, *_ = run_main(reproduce, capsys, list=True)
         assert re.search("geometric_median +Loss of private geometric med", out)
 
     def test_no_such_run(self, tmp_path, capsys):

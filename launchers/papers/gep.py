@@ -11,8 +11,8 @@ import itertools
 import pathlib
 
 from configs import gep_cifar10, gep_linear_probe, gep_mnist
-from launchers.experiments import plots
-from launchers.experiments.trials import Experiment, Trial
+from launchers.papers.engine import plots
+from launchers.papers.engine.trials import Experiment, Trial
 
 _SEEDS = (0, 1, 2)
 _METHODS = {"GP": "gp", "B-GEP": "bgep", "GEP": "gep"}

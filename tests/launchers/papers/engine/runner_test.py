@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from configs import default
-from launchers.experiments import results, runner, trials
+from launchers.papers.engine import results, runner, trials
 
 pytestmark = pytest.mark.slow
 

@@ -2,8 +2,8 @@ import dataclasses
 
 import pytest
 
-from launchers.experiments import results, table, trials
-from tests.launchers.experiments import finished_trials
+from launchers.papers.engine import results, table, trials
+from tests.launchers.papers.engine import finished_trials
 from tf_dpsub import accounting
 
 

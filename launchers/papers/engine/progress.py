@@ -6,7 +6,7 @@ import statistics
 import sys
 import time
 
-from launchers.experiments import results
+from launchers.papers.engine import results
 from launchers.terminal import durations
 
 _SECONDS_BETWEEN_LINES = 300

@@ -4,8 +4,8 @@ import functools
 import itertools
 
 from configs import digits_dpsgd
-from launchers.experiments import plots
-from launchers.experiments.trials import Experiment, Trial
+from launchers.papers.engine import plots
+from launchers.papers.engine.trials import Experiment, Trial
 
 _SEEDS = (0, 1, 2)
 _EPSILONS = (0.5, 2, 8)

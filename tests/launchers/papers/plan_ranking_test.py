@@ -5,7 +5,7 @@ import json
 import pytest
 
 from configs import default
-from launchers.experiments import plan_ranking
+from launchers.papers import plan_ranking
 from launchers.training import run_directory
 
 PROJECTED = {

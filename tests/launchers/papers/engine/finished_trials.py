@@ -6,7 +6,7 @@ import json
 import numpy as np
 
 from configs import default
-from launchers.experiments import trials
+from launchers.papers.engine import trials
 from launchers.training import run_directory
 from tf_dpsub import accounting
 

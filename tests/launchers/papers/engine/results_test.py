@@ -3,8 +3,8 @@ import math
 
 import pytest
 
-from launchers.experiments import results, trials
-from tests.launchers.experiments import finished_trials
+from launchers.papers.engine import results, trials
+from tests.launchers.papers.engine import finished_trials
 from tf_dpsub import accounting
 
 

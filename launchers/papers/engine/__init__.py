@@ -1,0 +1,1 @@
+"""What runs trials of experiments and lays out what they came to."""
