@@ -17,16 +17,14 @@ import concurrent.futures
 import dataclasses
 import difflib
 import json
-import math
 import multiprocessing
 import os
 import pathlib
-import time
 
 import numpy as np
 from absl import flags, logging
 
-from launchers import membership
+from launchers.audits import mechanism
 from launchers.reports import figures, folder_page
 from launchers.terminal import program, quiet
 from launchers.terminal.program import DRY_RUN, WORKDIR
@@ -58,206 +56,19 @@ _PROCESSES = flags.DEFINE_integer(
     "unless given.",
     lower_bound=1,
 )
-_DELTA = 1e-5
-_STEP_EPSILON = 1.0
-_CLIP, _RESIDUAL_CLIP = 0.7, 0.2
-_RANK, _CARRIER_RANK = 5, 2
-# Of runs on digits.
-_RUN_EPSILON = 8.0
 _ATTACKS = {
     "loss_threshold": "loss threshold",
     "classifier": "classifier",
     "likelihood_ratio": "likelihood ratio",
 }
-NAMES = (
-    "DP-SGD",
-    "PDP-SGD",
-    "PDP-SGD (ambient)",
-    "GEP",
-    "B-GEP",
-    "RGP",
-    "RGP-random",
-    "DP-PowerSGD",
-)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Sizes:
-    """How much is done.
-
-    Attributes:
-        steps: int, whose noise is looked at.
-        cases: int, pairs of neighbouring batches.
-        runs: int, of one step, with and without an example.
-        canaries: int, in one run.
-    """
-
-    steps: int
-    cases: int
-    runs: int
-    canaries: int
-
-
-SHORT = Sizes(steps=1000, cases=300, runs=2000, canaries=500)
-LONG = Sizes(steps=10_000, cases=10_000, runs=50_000, canaries=5000)
-
-
-def maker(name, epsilon, *, batch_size, sampling_rate=1.0, steps=1):
-    """A function that makes an optimizer with a budget.
-
-    Args:
-        name: string, one of `NAMES`.
-        epsilon: float, the budget.
-        batch_size: int.
-        sampling_rate: float. Defaults to `1`.
-        steps: int. Defaults to `1`.
-
-    Returns:
-        Function of an inner optimizer and of the number of weights.
-    """
-    from tf_dpsub import accounting, optimizers, subspaces
-
-    effective = accounting.noise_multiplier(
-        epsilon=epsilon,
-        delta=_DELTA,
-        sampling_rate=sampling_rate,
-        steps=steps,
-        accountant="pld",
-    )
-    settings = {
-        "noise_multiplier": effective,
-        "l2_norm_clip": _CLIP,
-        "batch_size": batch_size,
-    }
-    if name == "GEP":
-        # Two releases, which together have the effective one.
-        settings["noise_multiplier"] = math.sqrt(2) * effective
-        settings["residual_norm_clip"] = _RESIDUAL_CLIP
-    kinds = {
-        "DP-SGD": (optimizers.DPSGD, {}),
-        "PDP-SGD": (optimizers.ProjectedDPSGD, {}),
-        "PDP-SGD (ambient)": (optimizers.ProjectedDPSGD, {"noise": "ambient"}),
-        "GEP": (optimizers.GEP, {}),
-        "B-GEP": (optimizers.GEP, {"residual": False}),
-        "RGP": (optimizers.RGP, {"warmup_steps": 5}),
-        "RGP-random": (optimizers.RGP, {"carriers": "random"}),
-        "DP-PowerSGD": (optimizers.DPPowerSGD, {"rank": _CARRIER_RANK}),
-    }
-    make, own = kinds[name]
-
-    def made(inner, weights):
-        changes = dict(own)
-        if issubclass(make, (optimizers.ProjectedDPSGD, optimizers.GEP)):
-            changes["subspace"] = subspaces.RandomSubspace(
-                rank=max(_RANK, weights // 10)
-            )
-        return make(inner, **settings, **changes)
-
-    return made
-
-
-def audited(name, sizes, infers=True, shadow_models=0):
-    """What the audit of one mechanism came to, as what JSON can hold.
-
-    Args:
-        name: string, one of `NAMES`.
-        sizes: `Sizes`.
-        infers: bool, whether models are trained on digits, and attacked.
-            Defaults to `True`.
-        shadow_models: int, for these attacks. Defaults to `0`.
-    """
-    from tf_dpsub import auditing
-
-    began = time.monotonic()
-    is_rgp = name.startswith("RGP")
-    step, half_precision = (
-        auditing.MechanismAudit(
-            maker(name, _STEP_EPSILON, batch_size=16),
-            carrier_rank=_CARRIER_RANK if is_rgp else None,
-            dtype_policy=policy,
-        )
-        for policy in ("float32", "mixed_float16")
-    )
-    findings = step.run(steps=sizes.steps, cases=sizes.cases, runs=sizes.runs)
-    findings += half_precision.check_sensitivity(sizes.cases)
-    run = auditing.audit_by_gradients(
-        maker(name, _STEP_EPSILON, batch_size=sizes.canaries),
-        canaries=sizes.canaries,
-        delta=_DELTA,
-        guesses=max(2, sizes.canaries // 5),
-        carrier_rank=1 if is_rgp else None,
-        confidence=0.999,
-    )
-    findings.append(
-        auditing.Finding(
-            check="one run",
-            passed=run.passed,
-            value=run.bound,
-            detail=f"Of {run.canaries:,} canaries in one run {run.correct} of "
-            f"{run.guesses} guesses are right: ε ≥ {run.bound:.3f}, of ε = "
-            f"{run.claimed:.3f} claimed.",
-        )
-    )
-    found = {
-        "mechanism": name,
-        "claimed_epsilon": _STEP_EPSILON,
-        "findings": [dataclasses.asdict(f) for f in findings],
-        "passed": all(f.passed for f in findings),
-    }
-    if infers:
-        found["membership"] = dataclasses.asdict(attacked(name, shadow_models))
-    found["seconds"] = time.monotonic() - began
-    return found
-
-
-def attacked(name=None, shadow_models=0):
-    """Membership inference against a mechanism, with ε = 8, on digits.
-
-    Args:
-        name: string, one of `NAMES`; None for training that is not private.
-        shadow_models: int. Defaults to `0`.
-
-    Returns:
-        A `membership.Attacks`.
-    """
-    import keras
-
-    import tf_dpsub
-
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-
-    def train(x, y, seed):
-        keras.utils.set_random_seed(seed)
-        model = tf_dpsub.models.get("mlp", x.shape[1:], 10, hidden=(128,))
-        if name is None:
-            model.compile(keras.optimizers.Adam(3e-3), loss)
-            model.fit(x, y, 32, membership.EPOCHS, verbose=0)
-            return model
-        if name.startswith("RGP"):
-            tf_dpsub.layers.reparametrize(model, _CARRIER_RANK)
-        private = tf_dpsub.make_private(model)
-        batch_size = membership.BATCH_SIZE
-        make = maker(
-            name,
-            _RUN_EPSILON,
-            batch_size=batch_size,
-            sampling_rate=batch_size / len(x),
-            steps=membership.EPOCHS * math.ceil(len(x) / batch_size),
-        )
-        inner = keras.optimizers.SGD(0.5, momentum=0.9)
-        private.compile(make(inner, model.count_params()), loss)
-        private.fit(x, y, epochs=membership.EPOCHS, verbose=0)
-        return model
-
-    return membership.attacked(train, shadow_models)
 
 
 def announcement(names, sizes, infers, shadow_models):
     """What would be audited, and how much of it.
 
     Args:
-        names: sequence of strings, some of `NAMES`.
-        sizes: `Sizes`.
+        names: sequence of strings, some of `mechanism.NAMES`.
+        sizes: `mechanism.Sizes`.
         infers: bool, whether membership is inferred.
         shadow_models: int.
     """
@@ -267,13 +78,15 @@ def announcement(names, sizes, infers, shadow_models):
         f"{sizes.cases:,} pairs of neighbouring batches in each of two "
         f"precisions, {sizes.runs:,} runs of one step, {sizes.canaries:,} "
         "canaries in one run",
-        "claimed": f"ε = {_STEP_EPSILON:g} at δ = {_DELTA:g}, of a step",
+        "claimed": f"ε = {mechanism.STEP_EPSILON:g} at "
+        f"δ = {mechanism.DELTA:g}, of a step",
     }
     if infers:
         trained = (len(names) + 1) * (1 + shadow_models)
         lines["membership"] = (
             f"{trained} models on digits, the private ones with ε = "
-            f"{_RUN_EPSILON:g}, and one in {len(names) + 1} not private"
+            f"{mechanism.RUN_EPSILON:g}, and one in {len(names) + 1} not "
+            "private"
         )
     return "\n".join(f"{name:<10} {text}" for name, text in lines.items())
 
@@ -282,8 +95,8 @@ def write(results, plain, folder, command):
     """Writes what was found as JSON, as a table and as a figure.
 
     Args:
-        results: list of what `audited` returned.
-        plain: `membership.Attacks` without privacy, or None.
+        results: list of what `mechanism.audited` returned.
+        plain: `digits_membership.Attacks` without privacy, or None.
         folder: `pathlib.Path`.
         command: string, what made it.
     """
@@ -321,10 +134,11 @@ def markdown(results, plain, command):
     lines += failed or ["All claims hold."]
     lines += [
         "",
-        f"Steps claim ε = {_STEP_EPSILON:g} at δ = {_DELTA:g}, without "
-        "sampling; bounds hold with 99.9 %. Variance: of the noise, the number "
-        "furthest from what is claimed. Movement: by which one example moves "
-        "what is released, the most that was found, of what is claimed.",
+        f"Steps claim ε = {mechanism.STEP_EPSILON:g} at "
+        f"δ = {mechanism.DELTA:g}, without sampling; bounds hold with "
+        "99.9 %. Variance: of the noise, the number furthest from what is "
+        "claimed. Movement: by which one example moves what is released, the "
+        "most that was found, of what is claimed.",
         "",
         "| mechanism | variance | movement | ε of one step ≥ | by low bits ≥ | "
         "ε of one run ≥ |" + "".join(f" {_ATTACKS[key]} |" for key in attacks),
@@ -347,7 +161,7 @@ def markdown(results, plain, command):
             "Membership: right answers about digits, half of them with random "
             "labels, with the 95 % interval, and members found where one in a "
             "hundred others is taken for one; private runs have ε = "
-            f"{_RUN_EPSILON:g}. Guessing has 50 %, and 1 %.",
+            f"{mechanism.RUN_EPSILON:g}. Guessing has 50 %, and 1 %.",
         ]
     return "\n".join(lines) + "\n"
 
@@ -382,10 +196,13 @@ def draw(results):
         label = {"epsilon": "one step, many runs", "one run": "one run"}[check]
         axes.barh(places + shift, bounds, 0.34, color=colour, label=label)
     axes.axvline(
-        _STEP_EPSILON, color=figures.RED, linestyle="--", label="claimed"
+        mechanism.STEP_EPSILON,
+        color=figures.RED,
+        linestyle="--",
+        label="claimed",
     )
     axes.set_yticks(places, [r["mechanism"] for r in results])
-    axes.set_xlim(0, 1.2 * _STEP_EPSILON)
+    axes.set_xlim(0, 1.2 * mechanism.STEP_EPSILON)
     axes.set_xlabel("ε that is proved")
     axes.grid(axis="y", visible=False)
     canvas.legend(loc="outside right upper", frameon=False)
@@ -394,18 +211,18 @@ def draw(results):
 
 def main():
     """Audits what the flags say; returns the exit code."""
-    names = NAMES if _MECHANISMS.value is None else _MECHANISMS.value
-    unknown = [name for name in names if name not in NAMES]
+    names = mechanism.NAMES if _MECHANISMS.value is None else _MECHANISMS.value
+    unknown = [name for name in names if name not in mechanism.NAMES]
     if not names:
         unknown = ["none"]
     if unknown:
-        close = difflib.get_close_matches(unknown[0], NAMES, n=1)
+        close = difflib.get_close_matches(unknown[0], mechanism.NAMES, n=1)
         hint = f" Did you mean {close[0]}?" if close else ""
         raise ValueError(
-            f"Expected --mechanisms among {', '.join(NAMES)}, got "
+            f"Expected --mechanisms among {', '.join(mechanism.NAMES)}, got "
             f"{', '.join(unknown)}.{hint}"
         )
-    sizes = LONG if _LONG.value else SHORT
+    sizes = mechanism.LONG if _LONG.value else mechanism.SHORT
     shadow_models = _SHADOW_MODELS.value
     if DRY_RUN.value:
         print(announcement(names, sizes, _MEMBERSHIP.value, shadow_models))
@@ -415,12 +232,14 @@ def main():
     run_directory.require_own(WORKDIR.value, "audit.json")
     with _processes(_PROCESSES.value) as pool:
         tasks = [
-            pool.submit(audited, name, sizes, _MEMBERSHIP.value, shadow_models)
+            pool.submit(
+                mechanism.audited, name, sizes, _MEMBERSHIP.value, shadow_models
+            )
             for name in names
         ]
         plain = None
         if _MEMBERSHIP.value:
-            plain = pool.submit(attacked, shadow_models=shadow_models)
+            plain = pool.submit(mechanism.attacked, shadow_models=shadow_models)
         results = []
         for name, task in zip(names, tasks):
             results.append(task.result())

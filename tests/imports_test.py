@@ -60,7 +60,7 @@ def test_the_tree_keeps_all_contracts(tree):
         ("tf_dpsub/more/a.py", "", "those of lower layers alone"),
         (
             "tf_dpsub/training/more.py",
-            "from launchers import program",
+            "from launchers.terminal import program",
             "neither programs nor configs",
         ),
         (

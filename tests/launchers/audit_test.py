@@ -2,23 +2,23 @@
 
 import json
 
-import numpy as np
 import pytest
 
-from launchers import audit, membership
+from launchers import audit
+from launchers.audits import mechanism
 from tests.auditing.audited_mechanisms import CHECKS, WithHalfTheNoise
 from tests.launchers.programs import run_program
 from tf_dpsub import optimizers
 
-TINY = audit.Sizes(steps=200, cases=30, runs=200, canaries=40)
+TINY = mechanism.Sizes(steps=200, cases=30, runs=200, canaries=40)
 
 
-@pytest.mark.parametrize("name", audit.NAMES)
+@pytest.mark.parametrize("name", mechanism.NAMES)
 def test_every_mechanism_keeps_its_claims(name):
-    found = audit.audited(name, TINY, infers=False)
+    found = mechanism.audited(name, TINY, infers=False)
     if not found["passed"]:
         # Bounds hold with 99.9 %: one in a thousand is wrong, two are not.
-        found = audit.audited(name, TINY, infers=False)
+        found = mechanism.audited(name, TINY, infers=False)
     assert [f["check"] for f in found["findings"]] == [
         *CHECKS,
         "sensitivity, mixed_float16",
@@ -29,7 +29,7 @@ def test_every_mechanism_keeps_its_claims(name):
 
 def test_a_failure_is_named_first(tmp_path, monkeypatch):
     monkeypatch.setattr(optimizers, "DPSGD", WithHalfTheNoise)
-    found = audit.audited("DP-SGD", TINY, infers=False)
+    found = mechanism.audited("DP-SGD", TINY, infers=False)
     assert not found["passed"]
     audit.write([found], None, tmp_path, "the command")
     text = (tmp_path / "table.md").read_text("utf-8")
@@ -55,7 +55,7 @@ def test_dry_run_says_how_much_would_be_done(tmp_path):
 
 @pytest.mark.slow
 def test_membership_shows_where_there_is_no_privacy():
-    plain, private = audit.attacked(), audit.attacked("DP-SGD")
+    plain, private = mechanism.attacked(), mechanism.attacked("DP-SGD")
     for attack in ("loss_threshold", "classifier"):
         found, hidden = getattr(plain, attack), getattr(private, attack)
         assert found.interval[0] > 0.65
@@ -63,39 +63,6 @@ def test_membership_shows_where_there_is_no_privacy():
         assert hidden.success < found.success - 0.1
         assert hidden.examples == found.examples
     assert plain.likelihood_ratio is None
-
-
-def test_shadow_models_see_half_of_the_examples():
-    """The attack with them finds who a model knows by heart."""
-
-    class Memory:
-        def __init__(self, x, y, hardness):
-            self.known = {row.tobytes() for row in x}
-            self.hardness = hardness
-
-        def predict(self, x, verbose):
-            # Members have a higher score, which hard examples hide.
-            logits = np.zeros((len(x), 10))
-            for row, own in zip(x, logits):
-                own[0] = self.hardness[row.tobytes()]
-                own[0] += 1.0 * (row.tobytes() in self.known)
-            return logits
-
-    seen = []
-    generator = np.random.default_rng(0)
-    x = generator.normal(size=(400, 3))
-    hardness = dict(zip(map(np.ndarray.tobytes, x), 5 * x[:, 0]))
-
-    def train(own, y, seed):
-        seen.append(len(own))
-        return Memory(own, y, hardness)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(membership, "_digits", lambda: (x, np.zeros(400, int)))
-        found = membership.attacked(train, shadow_models=4)
-    assert seen == [200] * 5
-    assert found.likelihood_ratio.success == 1
-    assert found.loss_threshold.success < 0.7
 
 
 @pytest.mark.slow

@@ -1,0 +1,1 @@
+"""What an audit does with one mechanism."""

@@ -1,0 +1,195 @@
+"""The audit of one mechanism: of single steps, and of whole runs."""
+
+import dataclasses
+import math
+import time
+
+from launchers.audits import digits_membership
+
+DELTA = 1e-5
+STEP_EPSILON = 1.0
+_CLIP, _RESIDUAL_CLIP = 0.7, 0.2
+_RANK, _CARRIER_RANK = 5, 2
+# Of runs on digits.
+RUN_EPSILON = 8.0
+NAMES = (
+    "DP-SGD",
+    "PDP-SGD",
+    "PDP-SGD (ambient)",
+    "GEP",
+    "B-GEP",
+    "RGP",
+    "RGP-random",
+    "DP-PowerSGD",
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """How much is done.
+
+    Attributes:
+        steps: int, whose noise is looked at.
+        cases: int, pairs of neighbouring batches.
+        runs: int, of one step, with and without an example.
+        canaries: int, in one run.
+    """
+
+    steps: int
+    cases: int
+    runs: int
+    canaries: int
+
+
+SHORT = Sizes(steps=1000, cases=300, runs=2000, canaries=500)
+LONG = Sizes(steps=10_000, cases=10_000, runs=50_000, canaries=5000)
+
+
+def maker(name, epsilon, *, batch_size, sampling_rate=1.0, steps=1):
+    """A function that makes an optimizer with a budget.
+
+    Args:
+        name: string, one of `NAMES`.
+        epsilon: float, the budget.
+        batch_size: int.
+        sampling_rate: float. Defaults to `1`.
+        steps: int. Defaults to `1`.
+
+    Returns:
+        Function of an inner optimizer and of the number of weights.
+    """
+    from tf_dpsub import accounting, optimizers, subspaces
+
+    effective = accounting.noise_multiplier(
+        epsilon=epsilon,
+        delta=DELTA,
+        sampling_rate=sampling_rate,
+        steps=steps,
+        accountant="pld",
+    )
+    settings = {
+        "noise_multiplier": effective,
+        "l2_norm_clip": _CLIP,
+        "batch_size": batch_size,
+    }
+    if name == "GEP":
+        # Two releases, which together have the effective one.
+        settings["noise_multiplier"] = math.sqrt(2) * effective
+        settings["residual_norm_clip"] = _RESIDUAL_CLIP
+    kinds = {
+        "DP-SGD": (optimizers.DPSGD, {}),
+        "PDP-SGD": (optimizers.ProjectedDPSGD, {}),
+        "PDP-SGD (ambient)": (optimizers.ProjectedDPSGD, {"noise": "ambient"}),
+        "GEP": (optimizers.GEP, {}),
+        "B-GEP": (optimizers.GEP, {"residual": False}),
+        "RGP": (optimizers.RGP, {"warmup_steps": 5}),
+        "RGP-random": (optimizers.RGP, {"carriers": "random"}),
+        "DP-PowerSGD": (optimizers.DPPowerSGD, {"rank": _CARRIER_RANK}),
+    }
+    make, own = kinds[name]
+
+    def made(inner, weights):
+        changes = dict(own)
+        if issubclass(make, (optimizers.ProjectedDPSGD, optimizers.GEP)):
+            changes["subspace"] = subspaces.RandomSubspace(
+                rank=max(_RANK, weights // 10)
+            )
+        return make(inner, **settings, **changes)
+
+    return made
+
+
+def audited(name, sizes, infers=True, shadow_models=0):
+    """What the audit of one mechanism came to, as what JSON can hold.
+
+    Args:
+        name: string, one of `NAMES`.
+        sizes: `Sizes`.
+        infers: bool, whether models are trained on digits, and attacked.
+            Defaults to `True`.
+        shadow_models: int, for these attacks. Defaults to `0`.
+    """
+    from tf_dpsub import auditing
+
+    began = time.monotonic()
+    is_rgp = name.startswith("RGP")
+    step, half_precision = (
+        auditing.MechanismAudit(
+            maker(name, STEP_EPSILON, batch_size=16),
+            carrier_rank=_CARRIER_RANK if is_rgp else None,
+            dtype_policy=policy,
+        )
+        for policy in ("float32", "mixed_float16")
+    )
+    findings = step.run(steps=sizes.steps, cases=sizes.cases, runs=sizes.runs)
+    findings += half_precision.check_sensitivity(sizes.cases)
+    run = auditing.audit_by_gradients(
+        maker(name, STEP_EPSILON, batch_size=sizes.canaries),
+        canaries=sizes.canaries,
+        delta=DELTA,
+        guesses=max(2, sizes.canaries // 5),
+        carrier_rank=1 if is_rgp else None,
+        confidence=0.999,
+    )
+    findings.append(
+        auditing.Finding(
+            check="one run",
+            passed=run.passed,
+            value=run.bound,
+            detail=f"Of {run.canaries:,} canaries in one run {run.correct} of "
+            f"{run.guesses} guesses are right: ε ≥ {run.bound:.3f}, of ε = "
+            f"{run.claimed:.3f} claimed.",
+        )
+    )
+    found = {
+        "mechanism": name,
+        "claimed_epsilon": STEP_EPSILON,
+        "findings": [dataclasses.asdict(f) for f in findings],
+        "passed": all(f.passed for f in findings),
+    }
+    if infers:
+        found["membership"] = dataclasses.asdict(attacked(name, shadow_models))
+    found["seconds"] = time.monotonic() - began
+    return found
+
+
+def attacked(name=None, shadow_models=0):
+    """Membership inference against a mechanism, with ε = 8, on digits.
+
+    Args:
+        name: string, one of `NAMES`; None for training that is not private.
+        shadow_models: int. Defaults to `0`.
+
+    Returns:
+        A `digits_membership.Attacks`.
+    """
+    import keras
+
+    import tf_dpsub
+
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    def train(x, y, seed):
+        keras.utils.set_random_seed(seed)
+        model = tf_dpsub.models.get("mlp", x.shape[1:], 10, hidden=(128,))
+        if name is None:
+            model.compile(keras.optimizers.Adam(3e-3), loss)
+            model.fit(x, y, 32, digits_membership.EPOCHS, verbose=0)
+            return model
+        if name.startswith("RGP"):
+            tf_dpsub.layers.reparametrize(model, _CARRIER_RANK)
+        private = tf_dpsub.make_private(model)
+        batch_size = digits_membership.BATCH_SIZE
+        make = maker(
+            name,
+            RUN_EPSILON,
+            batch_size=batch_size,
+            sampling_rate=batch_size / len(x),
+            steps=digits_membership.EPOCHS * math.ceil(len(x) / batch_size),
+        )
+        inner = keras.optimizers.SGD(0.5, momentum=0.9)
+        private.compile(make(inner, model.count_params()), loss)
+        private.fit(x, y, epochs=digits_membership.EPOCHS, verbose=0)
+        return model
+
+    return digits_membership.attacked(train, shadow_models)

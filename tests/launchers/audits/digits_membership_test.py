@@ -1,0 +1,39 @@
+import numpy as np
+import pytest
+
+from launchers.audits import digits_membership
+
+
+def test_shadow_models_see_half_of_the_examples():
+    """The attack with them finds who a model knows by heart."""
+
+    class Memory:
+        def __init__(self, x, y, hardness):
+            self.known = {row.tobytes() for row in x}
+            self.hardness = hardness
+
+        def predict(self, x, verbose):
+            # Members have a higher score, which hard examples hide.
+            logits = np.zeros((len(x), 10))
+            for row, own in zip(x, logits):
+                own[0] = self.hardness[row.tobytes()]
+                own[0] += 1.0 * (row.tobytes() in self.known)
+            return logits
+
+    seen = []
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(400, 3))
+    hardness = dict(zip(map(np.ndarray.tobytes, x), 5 * x[:, 0]))
+
+    def train(own, y, seed):
+        seen.append(len(own))
+        return Memory(own, y, hardness)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            digits_membership, "_digits", lambda: (x, np.zeros(400, int))
+        )
+        found = digits_membership.attacked(train, shadow_models=4)
+    assert seen == [200] * 5
+    assert found.likelihood_ratio.success == 1
+    assert found.loss_threshold.success < 0.7
