@@ -1,4 +1,4 @@
-"""What every test shares: a quiet TensorFlow, seeds, data, nothing skipped."""
+"""Settings of all tests: a quiet TensorFlow, seeds, data, nothing skipped."""
 
 import ctypes
 import gc
@@ -35,7 +35,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def fail_if_skipped(report):
-    """Turns a skip into a failure under CI, where it would pass for a pass."""
+    """Turns a skip into a failure under CI, where it would look like a pass."""
     if (
         report.skipped
         and os.environ.get("CI")
@@ -62,10 +62,10 @@ _ENTROPY = random.Random()
 
 @pytest.fixture(scope="session", autouse=True)
 def same_entropy():
-    """What the package asks of the system's entropy is the same in each run.
+    """Makes the system's entropy in the package the same in each run.
 
-    Noise, samples and first bases that are drawn anew would make one of
-    thousands of tests fail by chance, once in a few runs.
+    With fresh noise, samples and first bases, one of thousands of tests would
+    fail by chance, once in a few runs.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(secrets, "randbits", _ENTROPY.getrandbits)
@@ -75,7 +75,7 @@ def same_entropy():
 
 @pytest.fixture(scope="module", autouse=True)
 def fresh_module(same_entropy):
-    """The same seeds for what tests of a file share, and memory given back."""
+    """Gives fixtures of a file the same seeds, and frees memory."""
     _ENTROPY.seed(0)
     yield
     gc.collect()

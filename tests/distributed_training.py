@@ -3,7 +3,7 @@
     python -m tests.distributed_training STRATEGY
 
 A program of its own: devices and workers are set up before TensorFlow starts.
-It prints what it found as one line of JSON.
+It prints its results as one line of JSON.
 """
 
 import json
@@ -78,7 +78,7 @@ MECHANISMS = {
 
 
 def trained(strategy, name, noise=NOISE, seed=1, epochs=EPOCHS, together=1):
-    """What came of a run in which every example is in every batch.
+    """Results of a run in which every example is in every batch.
 
     Args:
         strategy: `tf.distribute.Strategy`.
@@ -138,11 +138,11 @@ def _flat(model):
 
 def main(kind):
     strategy = _STRATEGIES[kind]()
-    found = {name: trained(strategy, name) for name in MECHANISMS}
-    found["in blocks"] = trained(strategy, "DP-SGD", together=2)
+    results = {name: trained(strategy, name) for name in MECHANISMS}
+    results["in blocks"] = trained(strategy, "DP-SGD", together=2)
     for key, noise in (("without noise", 0.0), ("with noise", 50.0)):
-        found[key] = trained(strategy, "DP-SGD", noise, seed=None, epochs=1)
-    print(json.dumps(found))
+        results[key] = trained(strategy, "DP-SGD", noise, seed=None, epochs=1)
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -53,15 +53,15 @@ def _mirrored():
 
 @pytest.fixture(name="of_workers", scope="module")
 def _of_workers():
-    """What each of two workers found."""
+    """Results of each of two workers."""
     with workers.started(2, *_PROGRAM, "workers") as processes:
         return [_output(*p.communicate(), p.returncode) for p in processes]
 
 
 @pytest.fixture(name="several", params=["mirrored", "of_workers"])
 def _several(request):
-    found = request.getfixturevalue(request.param)
-    return found[0] if isinstance(found, list) else found
+    results = request.getfixturevalue(request.param)
+    return results[0] if isinstance(results, list) else results
 
 
 @pytest.mark.parametrize("name", [*MECHANISMS, "in blocks"])
@@ -84,16 +84,16 @@ def test_evaluate_and_predict_as_one(one, several):
     assert together["evaluated"][0] == pytest.approx(together["val_loss"][-1])
 
 
-def noise_of(found):
-    """What was added in one step, in standard deviations of it."""
+def noise_of(results):
+    """Noise of one step, in standard deviations."""
     added = np.subtract(
-        found["with noise"]["change"], found["without noise"]["change"]
+        results["with noise"]["change"], results["without noise"]["change"]
     )
     return added / (RATE * 50 * CLIP / EXAMPLES)
 
 
 def test_noise_is_that_of_one_draw(several):
-    """With a key of the operating system."""
+    """The key is one of the operating system."""
     noise = noise_of(several)
     # 429 numbers: five standard deviations. Two draws would give 2.
     assert np.mean(noise**2) == pytest.approx(1, abs=0.35)
@@ -101,13 +101,13 @@ def test_noise_is_that_of_one_draw(several):
 
 
 def test_every_run_draws_its_own_noise(one, mirrored, of_workers):
-    runs = [noise_of(found) for found in (one, mirrored, of_workers[0])]
+    runs = [noise_of(results) for results in (one, mirrored, of_workers[0])]
     correlations = np.corrcoef(runs) - np.eye(3)
     assert np.abs(correlations).max() < 5.5 / np.sqrt(len(runs[0]))
 
 
 def test_workers_have_the_same_weights(of_workers):
-    """Bit for bit, also where the chief alone knows the key."""
+    """Weights agree bit for bit, also where the chief alone has the key."""
     first, second = of_workers
     for name in first:
         assert first[name]["change"] == second[name]["change"], name

@@ -1,4 +1,4 @@
-"""The programs of docs/examples run, and the one is the other, moved here."""
+"""Programs of docs/examples run, and one is the other after migration."""
 
 import ast
 import difflib
@@ -32,8 +32,10 @@ def test_moving_from_tensorflow_privacy_takes_few_lines():
     guide = (FOLDER.parent / "migrating.md").read_text("utf-8")
     (shown,) = re.findall(r"```text\n(\+.*?)```", guide, re.DOTALL)
     shown = [line[1:] for line in shown.splitlines() if line[0] == "+"]
-    for line, own in zip(new, shown, strict=True):
-        beginning = own.strip().partition("=")[0].partition("(learning")[0]
+    for line, shown_line in zip(new, shown, strict=True):
+        beginning = (
+            shown_line.strip().partition("=")[0].partition("(learning")[0]
+        )
         assert line.strip().startswith(beginning)
 
 

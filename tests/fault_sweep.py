@@ -3,7 +3,7 @@
     python -m tests.fault_sweep --out=out/faults --kills=200 --signals=50
 
 A run of a few steps is killed at a random moment or at a random operation on
-one of its files, interrupted, told to end, or finds no room on the disk. Then
+one of its files, interrupted, terminated, or finds no room on the disk. Then
 every file is whole, and the ledger holds at least the steps that began. The
 run, resumed, ends with the files, the epochs and the epsilon that it should
 have, and leaves nothing else. The program ends with 1 if one did not.
@@ -75,12 +75,12 @@ class _Run:
 
     @property
     def steps(self):
-        """How many steps have begun, in this process and in earlier ones."""
+        """Number of steps that began, in this process and in earlier ones."""
         return _size(self._marks[0])
 
     @property
     def is_training(self):
-        """Whether the program has begun, and its training has not ended."""
+        """True between the start of the program and the end of training."""
         return _size(self._marks[1]) == 1
 
     @property
@@ -145,7 +145,7 @@ _OPERATIONS = ("open", "os.rename", "os.remove", "os.mkdir")
 
 
 class _AtFiles:
-    """Does something at each operation on a file of the run."""
+    """Acts at each operation on a file of the run."""
 
     def __call__(self, workdir):
         def look(event, arguments):
@@ -193,7 +193,7 @@ class _LittleRoom:
 
 
 def _check_files(workdir, steps):
-    """What must hold whenever a run was stopped."""
+    """Checks a run after it was stopped."""
     if not workdir.exists():
         assert steps == 0, f"{steps} steps began in no folder"
         return
@@ -231,7 +231,7 @@ def _check_whole(file):
 
 
 def _check_resumed(run, whole):
-    """What must hold when it has gone on to its end."""
+    """Checks a run that was resumed to its end."""
     code = run.code()
     assert code == _FINISHED, f"resumed, it ends with {code}: {run.said()}"
     _check_files(run.workdir, run.steps)
@@ -332,7 +332,7 @@ class Sweep:
 
 
 def sweep(folder, counts, seed=0):
-    """Stops runs, and says what went wrong.
+    """Stops runs, and reports what went wrong.
 
     Args:
         folder: `pathlib.Path`; runs that went wrong stay there.
@@ -345,19 +345,19 @@ def sweep(folder, counts, seed=0):
     kinds = [kind for kind, count in counts.items() for _ in range(count)]
     random.Random(seed).shuffle(kinds)
     runs, wrong = Sweep(folder, seed), []
-    left = len(kinds)
+    total = len(kinds)
     while kinds:
         try:
             runs.faults(kinds)
         except AssertionError as error:
             wrong.append(str(error))
             print(f"wrong: {error}", flush=True)
-        print(f"{left - len(kinds)} faults, {len(wrong)} wrong", flush=True)
+        print(f"{total - len(kinds)} faults, {len(wrong)} wrong", flush=True)
     return wrong
 
 
 def main():
-    """Sweeps as the command line says."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=pathlib.Path, default="out/faults")
     parser.add_argument("--kills", type=int, default=200)

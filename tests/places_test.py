@@ -1,11 +1,11 @@
-"""No row knows its place, and nothing that a step writes is read by it.
+"""No row depends on its place, nor on anything that a step writes.
 
-By coupling: random numbers of the places are held fixed. An example then
-counts at its place whatever stands at the others, so that the sum of a batch is
-the sum of what its examples give alone. Places have numbers of their own, or
-all have the same. Hence removing an example, where the others take their
-numbers with them, and replacing it by an empty one both move the sum by what it
-gives alone.
+The argument is a coupling: random numbers of the places are held fixed. An
+example then contributes the same at its place whatever stands at the others, so
+that the sum of a batch is the sum of the contributions of its examples alone.
+Places have numbers of their own, or all have the same. Hence removing an
+example, where the others take their numbers with them, and replacing it by an
+empty one both move the sum by its contribution alone.
 """
 
 import dataclasses
@@ -62,7 +62,7 @@ class ScaledNoise(L.Layer):
 
 
 class Both(L.Layer):
-    """Draws for each example, and for all, from one generator."""
+    """A layer that draws for each example and for all from one generator."""
 
     def __init__(self):
         super().__init__()
@@ -99,7 +99,7 @@ def _attention():
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A model, how it is computed, and whose its random numbers are."""
+    """A model, its implementation, and the use of its random numbers."""
 
     build: object
     implementation: str = "graph"
@@ -195,7 +195,7 @@ def test_places_are_alike(name, monkeypatch):
     x = np.random.default_rng(0).normal(size=shape) + 1.0
 
     def alone(examples):
-        """What each gives at its place, the others being empty."""
+        """Contributions of examples at their places, the others being empty."""
         return [
             _sums(model, np.where(at, examples, 0), np.ravel(at), secret=1)
             for at in np.eye(PLACES).reshape(
@@ -232,12 +232,12 @@ def test_keys_are_new_at_each_step_and_are_forgotten():
     plain = _vectors(L.Dropout(0.5, seed=1), L.Dense(6), L.Dropout(0.5, seed=2))
     states = [v.numpy() for v in plain.non_trainable_variables]
     x, ones = np.ones([PLACES, FEATURES]), np.ones(PLACES)
-    found = []
+    sums = []
     for _ in range(2):
         model = _private(plain)
-        found += [_sums(model, x, ones) for _ in range(2)]
-    for k, one in enumerate(found):
-        assert all(np.abs(one - other).max() > 1e-3 for other in found[:k])
+        sums += [_sums(model, x, ones) for _ in range(2)]
+    for k, one in enumerate(sums):
+        assert all(np.abs(one - other).max() > 1e-3 for other in sums[:k])
     for variable, before in zip(plain.non_trainable_variables, states):
         np.testing.assert_array_equal(variable.numpy(), before)
     known = {id(v) for v in model.variables}
@@ -247,22 +247,22 @@ def test_keys_are_new_at_each_step_and_are_forgotten():
 
 
 def test_keys_have_all_their_bits():
-    """Of a key's words, each enters, and each moves every other word."""
+    """Each word of a key enters, and each changes every other word."""
     model = _private(_vectors(L.Dropout(0.5, seed=1)))
     _sums(model, np.ones([2, FEATURES]), np.ones(2))
     states = model.training_step._states
-    found = []
+    keys = []
     for secret in ([1, 1], [2**32 + 1, 1], [1, 2], [1, 2**32 + 1], [1, 1]):
         states._secret.assign(secret)
         states._passes.assign(0)
-        found.append(states._keys().numpy())
-    for k, one in enumerate(found[:4]):
-        assert all((one != other).all() for other in found[:k])
-    np.testing.assert_array_equal(found[0], found[4])
+        keys.append(states._keys().numpy())
+    for k, one in enumerate(keys[:4]):
+        assert all((one != other).all() for other in keys[:k])
+    np.testing.assert_array_equal(keys[0], keys[4])
 
 
 class Counting(L.Layer):
-    """Counts its calls, and tells them."""
+    """A layer that counts its calls, and scales by the count."""
 
     def build(self, shape):
         self.calls = self.add_weight(
@@ -316,7 +316,7 @@ PLACED = {
 
 
 @pytest.mark.parametrize("name", PLACED)
-def test_what_differs_by_place_is_refused(name):
+def test_values_that_differ_by_place_are_refused(name):
     inputs = keras.Input((FEATURES,), batch_size=MICROBATCH)
     outputs = L.Dense(1)(PLACED[name]()(inputs))
     model = _private(keras.Model(inputs, outputs))
@@ -325,7 +325,7 @@ def test_what_differs_by_place_is_refused(name):
 
 
 class BroadcastToken(L.Layer):
-    """Adds what is the same at every place, in several ways."""
+    """A layer that adds a weight to all places, in several ways."""
 
     def build(self, shape):
         self.token = self.add_weight(shape=(1, shape[-1]))
@@ -341,7 +341,7 @@ class BroadcastToken(L.Layer):
         return (shape[0], 2 * shape[1])
 
 
-def test_what_is_the_same_at_every_place_is_proved():
+def test_values_that_are_alike_at_every_place_are_proved():
     model = _private(_vectors(BroadcastToken()), per_example="graph")
     _sums(model, np.ones([PLACES, FEATURES]), np.ones(PLACES))
 
@@ -356,17 +356,17 @@ class Unseeded(L.Layer):
 
 
 def test_draws_without_a_seed_take_fresh_entropy():
-    """Whatever the program sets: who knows it would know the draws."""
-    found = []
+    """The program's own seed must not matter: who knows it would know them."""
+    sums = []
     for _ in range(2):
         tf.random.set_seed(1)
         model = _private(_vectors(Unseeded()), per_example="graph")
         model.jit_compile = True
         x = np.ones([PLACES, FEATURES])
-        found.append(_sums(model, x, np.ones(PLACES)))
+        sums.append(_sums(model, x, np.ones(PLACES)))
         # XLA draws from a constant.
         assert not model.training_step.is_compiled
-    assert np.abs(found[0] - found[1]).max() > 1e-3
+    assert np.abs(sums[0] - sums[1]).max() > 1e-3
 
 
 @pytest.mark.parametrize("per_example", ["auto", "vectorized_map"])
@@ -377,7 +377,7 @@ def test_draws_with_a_seed_of_the_program_are_refused(per_example):
 
 
 class Remembering(L.Layer):
-    """Keeps what it has drawn."""
+    """A layer that keeps its draws."""
 
     def __init__(self):
         super().__init__()
@@ -400,7 +400,7 @@ def test_draws_are_not_kept(per_example):
 
 
 class SetsSeeds(L.Layer):
-    """Draws from two generators, and writes their states itself."""
+    """A layer that draws from two generators, and writes their states."""
 
     def __init__(self, write):
         super().__init__()
@@ -420,7 +420,7 @@ class SetsSeeds(L.Layer):
 
 
 def _moved_on(state, by):
-    """A function that adds to a seed, if run."""
+    """Builds a function that adds to a seed."""
     variable = state._value
 
     def write():
@@ -440,7 +440,7 @@ def _write_by_another_name(first, second, before):
 
 
 def _twice_to_the_same(handle, same, dtype):
-    """Moves a seed on by each of two names, from where it first was."""
+    """Advances a seed by each of its two names, from its first value."""
     reads = [
         tf.raw_ops.ReadVariableOp(resource=name, dtype=dtype)
         for name in (handle, same)
@@ -487,7 +487,7 @@ SEED_WRITES = {
 @pytest.mark.parametrize("per_example", ["auto", "vectorized_map"])
 @pytest.mark.parametrize("name", SEED_WRITES)
 def test_a_layer_sets_no_seed(name, per_example):
-    """Its key would be public, or be used twice, and counted once."""
+    """A key would be public, or be used twice and counted once."""
     layer = SetsSeeds(SEED_WRITES[name])
     model = _private(_vectors(layer), per_example=per_example)
     with pytest.raises(gradients.UpdatesState, match="SeedGenerator"):
@@ -505,7 +505,7 @@ def test_a_generator_may_be_moved_on_within_a_function():
 
 
 class Reads(L.Layer):
-    """Multiplies by what an operation returns."""
+    """A layer that multiplies by the output of an operation."""
 
     def __init__(self, read):
         super().__init__()
@@ -551,7 +551,7 @@ OUTSIDE = {
 
 @pytest.mark.parametrize("per_example", ["auto", "vectorized_map"])
 @pytest.mark.parametrize("name", OUTSIDE)
-def test_what_no_input_determines_is_refused(name, per_example):
+def test_outputs_that_no_input_determines_are_refused(name, per_example):
     """A metric, or an earlier row, may have left it there."""
     layer = Reads(OUTSIDE[name])
     model = _private(_vectors(layer), per_example=per_example)
@@ -573,7 +573,7 @@ def test_samplers_with_a_seed_of_the_program_are_refused():
 
 
 def test_gradients_of_draws_have_no_seed():
-    """Of all the operations that are named alike, it has no such attribute."""
+    """Unlike operations of similar names, it has no such attribute."""
 
     def gradient(weight, x):
         return tf.raw_ops.RandomGammaGrad(
@@ -751,7 +751,7 @@ SHARING = {
 
 @pytest.mark.parametrize("name", SHARING)
 def test_numbers_that_only_some_examples_share_are_not_proved(name):
-    """They would be neither each example's own nor common to the step."""
+    """They are neither each example's own nor common to the step."""
     seed = keras.random.SeedGenerator(1)
     kernel = tf.Variable(tf.ones([FEATURES, 2]))
 

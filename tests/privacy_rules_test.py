@@ -1,4 +1,4 @@
-"""The rules of privacy that no module keeps alone, on whole private models.
+"""Rules of privacy that hold for whole private models, not for one module.
 
 Steps are taken by `fit` and `train_on_batch`, with an inner optimizer that
 subtracts the gradient, so that weights tell what a step released.
@@ -43,7 +43,7 @@ def no_loss(y_true, y_pred):
 
 
 def movements(model, train, steps=1):
-    """What each step subtracts from the trainable weights."""
+    """Changes that each step subtracts from the trainable weights."""
     moved = []
     for _ in range(steps):
         before = [v.numpy() for v in model.trainable_variables]
@@ -76,7 +76,7 @@ def noisy(plain, **arguments):
 
 @pytest.fixture(scope="module")
 def noise_of_steps():
-    """Of three steps, of four microbatches each, in every weight."""
+    """Noise of three steps of four microbatches, in every weight."""
     plain = keras.Sequential(
         [
             keras.Input((256,)),
@@ -92,7 +92,7 @@ def noise_of_steps():
 
 class TestNoise:
     def test_has_its_variance_in_every_weight(self, noise_of_steps):
-        """Once a step: four times, it would have four times the variance."""
+        """One draw a step: four would have four times the variance."""
         for moved in noise_of_steps:
             assert len(moved) == 5
             for noise in moved:
@@ -150,7 +150,7 @@ def train_with_noise_alone(**arguments):
 
 class TestFreshness:
     def test_nothing_repeats_without_a_seed(self):
-        """Whatever Keras's seed is, in a second optimizer and a second run."""
+        """This includes a second optimizer and run, after Keras's own seed."""
         first, second = train_with_noise_alone(), train_with_noise_alone()
         assert np.abs(first - second).min() > 0
 
@@ -198,7 +198,7 @@ def halves_of(key):
 
 @pytest.fixture
 def secrets_drawn(monkeypatch):
-    """All that was asked of the system's entropy, in halves of 64 bits."""
+    """All words that were drawn from the system's entropy, of 64 bits."""
     drawn = []
     randbits, token_bytes = secrets.randbits, secrets.token_bytes
 
@@ -220,7 +220,7 @@ def secrets_drawn(monkeypatch):
 
 
 class RecordKeys(keras.callbacks.Callback):
-    """Notes the key that is kept after each step, and the one that was used."""
+    """Records the key after each step, and the one that was used."""
 
     def __init__(self):
         super().__init__()
@@ -289,8 +289,8 @@ class TestKeys:
         model = private(linear(), dpsgd())
         model.fit(X, Y, verbose=0)
         key = model.optimizer._noise_key._variable
-        known = [*model.variables, *model.optimizer.variables]
-        assert all(variable.value is not key for variable in known)
+        variables = [*model.variables, *model.optimizer.variables]
+        assert all(variable.value is not key for variable in variables)
 
     def test_are_no_constants_of_the_step(self, monkeypatch, secrets_drawn):
         graphs = []
@@ -404,19 +404,19 @@ class TestDropping:
 
 
 def fit_and_watch(model, read, seed=0, steps=40):
-    """Pairs, one for each step: how many it drew, and what `read` returns."""
+    """Pairs of the number of drawn rows and `read()`, one for each step."""
     batch_size = model.optimizer.batch_size
     first, same = (
         data.PoissonBatches(X, Y, batch_size=batch_size, seed=seed)
         for _ in range(2)
     )
-    found = []
+    values = []
     watch = keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda batch, logs: found.append(read())
+        on_train_batch_end=lambda batch, logs: values.append(read())
     )
     model.fit(first, steps_per_epoch=steps, callbacks=[watch], verbose=0)
     drawn = [int(tf.reduce_sum(b["real"])) for b in same.dataset().take(steps)]
-    return list(zip(drawn, found, strict=True))
+    return list(zip(drawn, values, strict=True))
 
 
 class TestSampling:
@@ -441,7 +441,7 @@ class TestSampling:
             assert 1e-6 < stats.chi2.cdf(np.square(one).sum(), one.size)
 
     def test_divisor_is_the_public_batch_size(self):
-        """Of equal examples, as many as were drawn, divided by a constant."""
+        """Sums of equal examples follow their number; the divisor does not."""
         plain = linear()
         optimizer = dpsgd(subtract(), batch_size=4, **EXACT)
         model = private(plain, optimizer, loss=lambda y, p: p[:, 0])
@@ -530,12 +530,12 @@ class TestLedger:
         assert recorded == [1, 2, 3, 4, 5]
 
     def test_steps_within_a_budget(self):
-        """What a callback is told is what the ledger would charge."""
-        told = []
+        """A callback gets the number of steps that the ledger would charge."""
+        answers = []
 
         class Ask(keras.callbacks.Callback):
             def on_train_begin(self, logs=None):
-                told.append(self.model.current_run.steps_within(3.0, 1e-5))
+                answers.append(self.model.current_run.steps_within(3.0, 1e-5))
 
         model = private(linear(), dpsgd(noise_multiplier=2.0))
         model.fit(X, Y, callbacks=[Ask()], verbose=0)
@@ -543,7 +543,7 @@ class TestLedger:
             accounting.epsilon(
                 noise_multiplier=2.0,
                 sampling_rate=4 / EXAMPLES,
-                steps=told[0] + extra,
+                steps=answers[0] + extra,
                 delta=1e-5,
             )
             for extra in (0, 1)
@@ -552,7 +552,7 @@ class TestLedger:
 
 
 def words(model):
-    """The statement, in small letters, on one line."""
+    """The statement in lower case, on one line."""
     return " ".join(model.privacy_statement(1e-5).lower().split())
 
 

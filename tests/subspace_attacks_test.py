@@ -1,4 +1,4 @@
-"""How far one example moves what a subspace method releases, and ways around.
+"""Sensitivity of the releases of subspace methods, and attacks on it.
 
 Batches differ in one example, which is empty in one of them. Whatever it and
 the others are, coordinates move by at most the clip, and so do the embedding
@@ -60,7 +60,7 @@ def make_optimizer(method, subspace, clips=(1.0, 0.2), **arguments):
 
 
 def parts_of(method, released):
-    """What is released, as one vector for each clip."""
+    """The release, as one vector for each clip."""
     released = [np.ravel(r).astype("float64") for r in released]
     if method == "gep":
         return [released[0], np.concatenate(released[1:])]
@@ -68,7 +68,7 @@ def parts_of(method, released):
 
 
 class Mechanism:
-    """What a method releases of rows that are given, without noise."""
+    """The release of a method for given rows, without noise."""
 
     def __init__(self, method, clips=(1.0, 0.2), basis=BASIS):
         subspace = FixedSubspace(BASIS, public=True)
@@ -95,11 +95,11 @@ class Mechanism:
         return parts_of(self.method, released)
 
     def movement(self, rows, victim=VICTIM):
-        """How far an example moves each part, in clips."""
+        """Distances by which an example moves each part, in clips."""
         keep = np.ones(len(rows))
         with_it = self(rows, keep)
         keep[victim] = 0
-        # What an empty example holds does not matter.
+        # The values of an empty example do not matter.
         without = self(rows, keep)
         assert all(np.isfinite(p).all() for p in with_it + without)
         return [
@@ -126,7 +126,7 @@ def one_entry(value):
 
 
 def scaled(make):
-    """Of any size that float32 has, and of some whose squares it has not."""
+    """Rows of any size in float32, and of some whose squares overflow."""
     return lambda random: make(random)[0] * 10.0 ** random.uniform(-30, 19)
 
 
@@ -160,9 +160,9 @@ VICTIMS = {
 
 
 def almost_inside(random):
-    """Others as large in the sum of residuals as they can be.
+    """Other rows, as large in the sum of residuals as they can be.
 
-    What they have outside of the subspace is below the margin of 2^-10 of
+    Their parts outside of the subspace are below the margin of 2^-10 of
     their energy that keeps them from being scaled up further: that is 32 clips
     each, which cancel but for rounding.
     """
@@ -214,21 +214,21 @@ class TestSensitivity:
     @pytest.mark.parametrize("method", METHODS)
     def test_search(self, method, clips):
         reached = search(Mechanism(method, clips), cases=260)
-        # The clips are reached: the search has seen what it looks for.
+        # The clips are reached: the search can find violations.
         assert reached["inside"][0] > 0.99
         if method == "gep":
             assert reached["outside"][1] > 0.99
         for kind in ("zero", "nan", "infinite", "largest", "too large"):
             assert not reached[kind].any()
         if method in ("pdp", "pdp, ambient"):
-            # Rows are clipped as a whole: what is projected away is lost.
+            # Rows are clipped as a whole, with the part that is projected away.
             assert reached["outside"][0] < 1e-3
 
     @pytest.mark.parametrize("sign", [1, -1])
     @pytest.mark.parametrize("rank", [1, RANK])
     @pytest.mark.parametrize("method", METHODS)
     def test_basis_is_as_bad_as_it_may_be(self, method, rank, sign):
-        """Up to `||V^T V - I||_F <= 2^-13`, in one direction or in all."""
+        """`||V^T V - I||_F <= 2^-13`, in one direction or in all."""
         scale = np.ones(RANK)
         scale[:rank] += sign * 2.0**-14 / math.sqrt(rank)
         basis = (BASIS * scale).astype("float32")
@@ -237,7 +237,7 @@ class TestSensitivity:
         search(Mechanism(method, basis=basis), cases=130)
 
     def test_residual_margin_is_needed(self):
-        """Of a row inside, rounding alone is left: it is not scaled up."""
+        """The residual of a row inside is rounding alone, and not scaled up."""
         mechanism = Mechanism("gep")
         random = np.random.default_rng(0)
         rows = 1e10 * inside(random, BATCH)
@@ -260,12 +260,12 @@ class TestSensitivity:
 
 
 class TestRunningSums:
-    """Over microbatches, as a step adds them up."""
+    """Sums over microbatches, as a step adds them up."""
 
     @pytest.mark.parametrize("microbatch_size", [2, 16, 64])
     @pytest.mark.parametrize("method", METHODS)
     def test_many_microbatches(self, method, microbatch_size):
-        """Large sums round what one example adds, if they are float32."""
+        """Large float32 sums would round the contribution of one example."""
         subspace = FixedSubspace(BASIS, public=True)
         clips = (1.0, 0.2)
         optimizer = make_optimizer(
@@ -305,18 +305,18 @@ class TestRunningSums:
     def test_are_the_same_however_they_are_cut(self, method):
         random = np.random.default_rng(2)
         rows = almost_inside(random) + random.normal(size=(BATCH, SIZE))
-        found = []
+        releases = []
         for size in (2, 8, 16):
             optimizer = make_optimizer(
                 method, FixedSubspace(BASIS, public=True), microbatch_size=size
             )
             model = attach(make_private(optimizer, SIZES))
             sums = model.training_step(batch_of(model, rows))
-            found.append(
+            releases.append(
                 np.concatenate(parts_of(method, optimizer.released_sums(sums)))
             )
-        for other in found[1:]:
-            error = np.linalg.norm(other - found[0])
+        for other in releases[1:]:
+            error = np.linalg.norm(other - releases[0])
             # Roundings of 16 rows of 32 residual clips.
             assert error < 16 * 32 * 0.2 * 2.0**-22
 
@@ -413,12 +413,12 @@ def model_with(public, **arguments):
 
 
 class TestPublicExamplesThatArePrivate:
-    """The basis tells of them, and no noise covers that."""
+    """The basis depends on them, and no noise covers that."""
 
     @pytest.mark.parametrize("private", [np.uint8, np.float32, np.float64])
     @pytest.mark.parametrize("public", [np.uint8, np.float32])
     def test_raise(self, public, private):
-        """In copies of another type, too."""
+        """Copies of another type raise, too."""
         model = model_with(MIXED.astype(public))
         with pytest.raises(ValueError, match="that are not private.*allow_pri"):
             model.fit(X.astype(private), Y, verbose=0)
@@ -462,7 +462,7 @@ class TestPublicExamplesThatArePrivate:
         assert "9 examples with their labels" in words(model)
 
     def test_are_not_looked_for_in_a_dataset(self):
-        """What cannot be checked is said."""
+        """The statement says what cannot be checked."""
         model = model_with(MIXED)
         dataset = tf.data.Dataset.from_tensor_slices((X.astype("float32"), Y))
         model.fit(dataset.batch(4), verbose=0)
@@ -470,7 +470,7 @@ class TestPublicExamplesThatArePrivate:
         assert "no public example is private, unchecked" in taken
 
     def test_are_those_that_span_the_basis(self):
-        """Other ones, written into the array later, would not be compared."""
+        """Examples written into the array later would escape the comparison."""
         public = PUBLIC.copy()
         subspace = PublicSubspace(public, Y[:9], rank=2)
         public[:2] = X[:2]
@@ -501,11 +501,11 @@ class TestWaysAround:
 
     def test_public_data_buy_no_privacy(self):
         """A larger, or a smaller, public set changes no epsilon."""
-        found = set()
+        epsilons = set()
         for public in (PUBLIC, PUBLIC[:3]):
             model = model_with(public)
             model.fit(X.astype("float32"), Y, verbose=0)
-            found.add(model.epsilon(1e-5))
+            epsilons.add(model.epsilon(1e-5))
         model = tf_dpsub.make_private(network())
         model.compile(
             tf_dpsub.optimizers.DPSGD(
@@ -517,4 +517,4 @@ class TestWaysAround:
             loss=product,
         )
         model.fit(X.astype("float32"), Y, verbose=0)
-        assert found == {model.epsilon(1e-5)}
+        assert epsilons == {model.epsilon(1e-5)}

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 def is_int(value):
-    """Whether a value is a whole number, which True and False are not."""
+    """Returns whether a value is a whole number; True and False are not."""
     return hasattr(value, "__index__") and not isinstance(value, bool)
 
 

@@ -170,14 +170,14 @@ def test_norms_of_some_variables(implementation):
 
     @tf.function(autograph=False)
     def step(inputs):
-        rows, _ = gradients.per_example_gradients(
+        matrix, _ = gradients.per_example_gradients(
             problem.loss_fn,
             inputs,
             problem.variables,
             implementation=implementation,
         )
         some = [problem.variables[2], problem.variables[0]]
-        return rows.sq_norms(some)
+        return matrix.sq_norms(some)
 
     np.testing.assert_allclose(
         np.sqrt(step(problem.inputs)),
@@ -198,13 +198,13 @@ def test_microbatches_in_a_loop(name):
     @tf.function(autograph=False)
     def step(inputs, passes):
         def body(i, norms, sums):
-            rows, _ = gradients.per_example_gradients(
+            matrix, _ = gradients.per_example_gradients(
                 problem.loss_fn,
                 tf.nest.map_structure(lambda t: t[i], inputs),
                 problem.variables,
             )
-            more = rows.weighted_sum(tf.constant(c))
-            norms = norms + rows.sq_norms()
+            more = matrix.weighted_sum(tf.constant(c))
+            norms = norms + matrix.sq_norms()
             return i + 1, norms, [s + m for s, m in zip(sums, more)]
 
         zeros = [tf.zeros(v.shape) for v in problem.variables]
@@ -230,10 +230,10 @@ def test_compiled_by_xla(name):
 
     @tf.function(jit_compile=True, autograph=False)
     def step(inputs, c):
-        rows, _ = gradients.per_example_gradients(
+        matrix, _ = gradients.per_example_gradients(
             problem.loss_fn, inputs, problem.variables
         )
-        return rows.sq_norms(), rows.weighted_sum(c)
+        return matrix.sq_norms(), matrix.weighted_sum(c)
 
     c = model_zoo.coefficients(problem)
     sq_norms, sums = step(problem.inputs, tf.constant(c))

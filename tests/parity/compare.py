@@ -41,7 +41,7 @@ _STEP_TOLERANCE = {"no gradient clipped": 1e-5, "gradients clipped": 2e-3}
 
 
 def our_epsilons(orders):
-    """Yields, for each setting, Poisson's epsilon and that of once an epoch."""
+    """Yields two epsilons of each setting: of Poisson batches and of epochs."""
     for n, batch_size, noise_multiplier, epochs, delta in oracle.SETTINGS:
         count = oracle.step_count(n, batch_size, epochs)
         yield tuple(
@@ -63,7 +63,7 @@ def our_epsilons(orders):
 
 
 def make_task():
-    """A batch, and the weights that both libraries start from."""
+    """Batch and initial weights for both libraries."""
     generator = np.random.default_rng(0)
     x = generator.normal(size=(16, 9, 9, 2)).astype(np.float32)
     y = generator.integers(0, 5, size=16)
@@ -75,7 +75,7 @@ def make_task():
 
 
 def our_steps(task):
-    """What `oracle.steps` computes, by this library."""
+    """Results of `oracle.steps` by this library."""
     result = {}
     for name, clip in oracle.CLIPS.items():
         plain = oracle.build_model(keras)

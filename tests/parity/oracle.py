@@ -1,4 +1,4 @@
-"""What TensorFlow Privacy 0.9.0 computes, for `compare` to compare with.
+"""Results of TensorFlow Privacy 0.9.0, for `compare`.
 
 `python -m tests.parity.oracle task.npz` runs in TensorFlow Privacy's own
 environment and prints one JSON object as its last line. `compare` imports this
@@ -31,7 +31,7 @@ SETTINGS = [
 
 LEARNING_RATE = 1.0
 
-# Of the per-example gradients of the task, none and nearly all are clipped.
+# The first clip clips no gradient of the task, the second one nearly all.
 CLIPS = {"no gradient clipped": 1e6, "gradients clipped": 0.5}
 
 
@@ -122,7 +122,7 @@ def steps(task):
 
 
 def step_count(n, batch_size, epochs):
-    """How many steps TensorFlow Privacy makes of some epochs."""
+    """Number of steps of some epochs in TensorFlow Privacy."""
     return math.ceil(epochs * n / batch_size)
 
 
