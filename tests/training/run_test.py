@@ -162,8 +162,7 @@ class TestOldNames:
         class Ask(keras.callbacks.Callback):
             def on_train_begin(self, logs=None):
                 model, current = self.model, self.model.current_run
-                with pytest.warns(FutureWarning, match="current_run.steps;"):
-                    assert model.planned_steps == current.steps == 5
+                assert model.planned_steps == current.steps == 5
                 with pytest.warns(FutureWarning, match="steps_within"):
                     assert model.steps_within(3.0, 1e-5) == (
                         current.steps_within(3.0, 1e-5)

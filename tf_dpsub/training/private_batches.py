@@ -31,12 +31,14 @@ class PrivateBatches:
         steps_per_epoch: int, None if not known.
         steps_to_take: int, how many of the dataset's batches Keras takes for an
             epoch; None, all that there are.
+        each_example_once_per_epoch: bool, whether the user states it.
     """
 
     dataset: tf.data.Dataset
     poisson: poisson_batches.PoissonBatches | None
     steps_per_epoch: int | None
     steps_to_take: int | None
+    each_example_once_per_epoch: bool = False
 
     @classmethod
     def of(
@@ -70,9 +72,12 @@ class PrivateBatches:
         if poisson is not None:
             return cls.drawn(model, poisson, steps_per_epoch)
         batches = cls.given(model, x, steps_per_epoch)
-        if not each_example_once_per_epoch:
-            steps = (batches.steps_per_epoch or 0) * epochs
-            _warn_of_cost(x, model.optimizer, steps)
+        if each_example_once_per_epoch:
+            return dataclasses.replace(
+                batches, each_example_once_per_epoch=True
+            )
+        steps = (batches.steps_per_epoch or 0) * epochs
+        _warn_of_cost(x, model.optimizer, steps)
         return batches
 
     @classmethod

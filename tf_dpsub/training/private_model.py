@@ -1,10 +1,6 @@
 """Private training of any Keras model, by composition."""
 
 import copy
-import functools
-import itertools
-import re
-import warnings
 
 import keras
 import tensorflow as tf
@@ -12,60 +8,23 @@ from absl import logging
 from keras import tree
 
 from tf_dpsub import accounting, interruptions
-from tf_dpsub.layers import conversion
 from tf_dpsub.optimizers.private_optimizer import PrivateOptimizer
 from tf_dpsub.training import (
     carried_ledger,
+    execution,
     fit_callbacks,
     loss_scales,
     microbatches,
     own_loss,
     private_batches,
     private_step,
-    quiet_errors,
     requirements,
     run,
+    saving,
+    step_errors,
+    tallies,
     workers,
 )
-
-# With weights of examples and without, say: steps that are kept.
-_KINDS_OF_BATCHES = 4
-# A full disk is the same error of TensorFlow.
-_OF_MEMORY = re.compile(".*(OOM|out of memory|alloc).*", re.IGNORECASE)
-
-
-def _explains_errors(method):
-    """Makes a method of a private model say what to do if memory is short.
-
-    Formal guarantees: no error of TensorFlow that leaves it quotes examples.
-    """
-
-    @functools.wraps(method)
-    def wrapped(self, *args, **kwargs):
-        try:
-            return method(self, *args, **kwargs)
-        except tf.errors.ResourceExhaustedError as error:
-            said = _OF_MEMORY.search(error.message)
-            if said is None:
-                raise
-            size = self.microbatch_size
-            advice = (
-                f"Pass microbatch_size={size // 2} to the optimizer: less is "
-                "held at a time, and the result is the same."
-                if size > 2
-                else "Freeze layers, or take shorter inputs."
-            )
-            raise MemoryError(
-                "Expected enough memory for a step that works through "
-                f"{size} examples at a time, got: {said[0].strip()} {advice}"
-            ) from error
-        except tf.errors.InvalidArgumentError as error:
-            quiet = quiet_errors.without_values(error)
-            if quiet is None:
-                raise
-            raise quiet from None
-
-    return wrapped
 
 
 def make_private(model, *, ledger_path: str | None = None):
@@ -107,7 +66,7 @@ def make_private(model, *, ledger_path: str | None = None):
 
 
 @keras.saving.register_keras_serializable("tf_dpsub")
-class PrivateModel(keras.Model):
+class PrivateModel(saving.SavedWithLedger):
     """Trains the weights of a plain model privately.
 
     `compile` takes a private optimizer; `fit` draws Poisson batches from
@@ -156,6 +115,7 @@ class PrivateModel(keras.Model):
         self._carried_ledger = carried_ledger.CarriedLedger(self)
         self.built = True
         self.current_run: run.Run | None = None
+        self.training_step: private_step.PrivateStep | None = None
 
     # As the plain model.
 
@@ -256,13 +216,10 @@ class PrivateModel(keras.Model):
         requirements.require_full_precision()
         super().compile(optimizer, loss, *args, auto_scale_loss=False, **kwargs)
         self._carried_ledger.begin_counting(optimizer)
-        self._tallies = _Tallies()
-        self.training_step, self._steps = None, ()
+        self._tallies = tallies.Tallies(self)
+        self._steps = private_step.StepCache(self, self._tallies.dropped)
+        self.training_step = None
         self._default_microbatch_size = None
-
-    def compile_from_config(self, config):
-        self.compile(**keras.saving.deserialize_keras_object(config))
-        self.optimizer.build_for(self)
 
     def _assert_compile_called(self, method_name=None):
         if not self.compiled:
@@ -274,7 +231,7 @@ class PrivateModel(keras.Model):
 
     # Training.
 
-    @_explains_errors
+    @step_errors.explained
     def fit(
         self,
         x=None,
@@ -339,12 +296,10 @@ class PrivateModel(keras.Model):
                 validation_data_is_public,
             )
         )
-        public_validation = (
-            validation_data_is_public and validation_data is not None
+        is_public = validation_data_is_public and validation_data is not None
+        requirements.check_callbacks(
+            self, callbacks, is_public, allow_private_selection
         )
-        if not allow_private_selection:
-            requirements.require_public_selection(callbacks, public_validation)
-        requirements.warn_of_backups(self, callbacks)
         loss_scales.warn_of_small_weights(class_weight, sample_weight)
         sample_weight = loss_scales.weights_of_examples(
             y, class_weight, sample_weight
@@ -367,18 +322,13 @@ class PrivateModel(keras.Model):
             self,
             batches.inputs,
             callbacks,
-            validation_data if public_validation else None,
+            validation_data if is_public else None,
             allow_private_selection,
         )
         self.prepare_training(batches.spec)
         current_run = run.Run(
             self,
-            run.entry_of(
-                self,
-                batches.poisson,
-                each_example_once_per_epoch=each_example_once_per_epoch,
-                **stated,
-            ),
+            run.entry_of(self, batches, **stated),
             steps_per_epoch=batches.steps_per_epoch,
             last_epoch=epochs,
             first_epoch=initial_epoch,
@@ -401,7 +351,7 @@ class PrivateModel(keras.Model):
                     validation_freq=validation_freq,
                 )
 
-    @_explains_errors
+    @step_errors.explained
     def train_on_batch(
         self,
         x,
@@ -455,7 +405,7 @@ class PrivateModel(keras.Model):
             return logs
         return self._flatten_metrics_in_order(logs)
 
-    @_explains_errors
+    @step_errors.explained
     def evaluate(self, x=None, y=None, batch_size=None, **kwargs):
         """Evaluates the model, as `keras.Model.evaluate` does."""
         weight = kwargs.pop("sample_weight", None)
@@ -506,41 +456,16 @@ class PrivateModel(keras.Model):
             )
         return self._default_microbatch_size
 
-    # What `current_run` has, by its names of version 0.1.
+    # What `current_run` has, by its names until version 0.2.
+
+    steps_within = run.moved("steps_within", "steps_within")
+    limit_steps = run.moved("limit_steps", "limit")
+    observe_sums = run.moved("observe_sums", "observe_sums")
 
     @property
     def planned_steps(self):
-        """`current_run.steps`, until version 0.2."""
-        if self.current_run is None:
-            return None
-        return self._run_by_old_name("planned_steps", "steps").steps
-
-    def steps_within(self, *args, **kwargs):
-        """`current_run.steps_within`, until version 0.2."""
-        run = self._run_by_old_name("steps_within", "steps_within")
-        return run.steps_within(*args, **kwargs)
-
-    def limit_steps(self, steps):
-        """`current_run.limit`, until version 0.2."""
-        self._run_by_old_name("limit_steps", "limit").limit(steps)
-
-    def observe_sums(self, observer, what):
-        """`current_run.observe_sums`, until version 0.2."""
-        run = self._run_by_old_name("observe_sums", "observe_sums")
-        run.observe_sums(observer, what)
-
-    def _run_by_old_name(self, name, new):
-        warnings.warn(
-            f"PrivateModel.{name} is now PrivateModel.current_run.{new}; the "
-            "old name goes in version 0.2.",
-            FutureWarning,
-            stacklevel=3,
-        )
-        if self.current_run is None:
-            raise RuntimeError(
-                "Expected a call of `fit` in progress, got none."
-            )
-        return self.current_run
+        """`current_run.steps`. Without a warning: Keras reads it in saving."""
+        return None if self.current_run is None else self.current_run.steps
 
     # One step.
 
@@ -554,94 +479,21 @@ class PrivateModel(keras.Model):
         requirements.require_full_precision()
         with self.distribute_strategy.scope():
             self.optimizer.build_for(self)
-            requirements.check_weights_of_optimizer(self)
+            requirements.check_optimizer(self)
             spec = microbatches.spec_of(spec, self.microbatch_size)
-            if self.training_step is not None and (
-                self.training_step.optimizer is not self.optimizer
-            ):
-                raise ValueError(
-                    "Expected the optimizer given to `compile`, got another "
-                    "one, which the compiled step does not use. Call `compile` "
-                    "with it."
-                )
-            self.training_step = self._step_for(spec)
+            self.training_step = self._steps.of(spec)
             self.optimizer.attach(self)
 
-    def _step_for(self, spec):
-        """The step for batches of one kind, built once for each of a few."""
-        for step in self._steps:
-            if step.spec == spec:
-                return step
-        step = private_step.PrivateStep(self, spec, self._tallies.dropped)
-        self._steps = (*self._steps, step)[-_KINDS_OF_BATCHES:]
-        return step
-
     def make_train_function(self, force=False):
-        if self.train_function is not None and not force:
-            return
-        one_step = self._on_replicas(self.train_step)
-
-        @functools.cache
-        def block_of(count):
-            def block(iterator):
-                for _ in range(count):
-                    logs = one_step(next(iterator))
-                return logs
-
-            return tf.function(block, autograph=False)
-
-        def train_function(iterator):
-            current = self.current_run
-            count = current.steps_at_once(self.steps_per_execution)
-            if count == 0:
-                self.stop_training = True
-                return self._training_logs()
-            if count > 1 and not self.run_eagerly:
-                current.charge(count)
-                return block_of(count)(iterator)
-            for _ in range(count):
-                data = next(iterator)
-                current.charge(1)
-                logs = one_step(data)
-            return logs
-
-        self.train_function = train_function
+        if self.train_function is None or force:
+            self.train_function = execution.train_function(self)
 
     def make_test_function(self, force=False):
         if self.distribute_strategy.num_replicas_in_sync == 1:
             return super().make_test_function(force)
-        if self.test_function is not None and not force:
-            return self.test_function
-        # Keras's own fails on several workers, whose logs have no batch axis.
-        one_step = self._on_replicas(self.test_step)
-
-        def test_function(iterator):
-            logs = one_step(next(iterator))
-            for data in itertools.islice(
-                iterator, self.steps_per_execution - 1
-            ):
-                logs = one_step(data)
-            return logs
-
-        self.test_function = test_function
-        return test_function
-
-    def _on_replicas(self, step):
-        """A function of a batch: it runs a step on all replicas."""
-        strategy = self.distribute_strategy
-
-        def reduce(value):
-            if strategy.num_replicas_in_sync == 1:
-                return value
-            return strategy.reduce("MEAN", value, axis=None)
-
-        def run(data):
-            logs = strategy.run(step, args=(data,))
-            return tree.map_structure(reduce, logs)
-
-        if self.run_eagerly:
-            return run
-        return tf.function(run, autograph=False)
+        if self.test_function is None or force:
+            self.test_function = execution.test_function(self)
+        return self.test_function
 
     def train_step(self, data):
         if self.current_run is None:
@@ -649,51 +501,18 @@ class PrivateModel(keras.Model):
                 "train_step was called outside of fit and train_on_batch: the "
                 "step would not be accounted for. Call one of these instead."
             )
-        self._require_optimizer_of_run()
+        self.current_run.require_optimizer()
         # Neither waits for the other, unless a mechanism makes it.
         self.optimizer.prepare(self)
         sums = self.training_step(data)
         if self.current_run.observer is not None:
             self.current_run.observer(sums)
-        self.optimizer.release(sums, self._regularization_gradients())
-        return self._training_logs()
-
-    def _require_optimizer_of_run(self):
-        """Refuses a step that is not the one which is in the ledger."""
-        step = self.training_step
-        if step is None or not (
-            self.current_run.optimizer is self.optimizer is step.optimizer
-        ):
-            raise ValueError(
-                "Expected the optimizer that the run began with, got another "
-                "one, or a model compiled again: the ledger counts the steps "
-                "of the first. Call `compile` before `fit`, not in a callback."
-            )
-
-    def _training_logs(self):
-        logs = self.get_metrics_result()
-        if self._is_regularized:
-            # As Keras counts it, in `val_loss` too.
-            logs["loss"] += self._tallies.regularization.result()
-        logs["dropped"] = self._tallies.dropped.result()
-        return logs
+        self.optimizer.release(sums, self._tallies.regularization_gradients())
+        return self._tallies.added_to(self.get_metrics_result())
 
     def reset_metrics(self):
         super().reset_metrics()
         self._tallies.reset_state()
-
-    @property
-    def _is_regularized(self):
-        return any(v.regularizer is not None for v in self.trainable_variables)
-
-    def _regularization_gradients(self):
-        if not self._is_regularized:
-            return None
-        values = [v.value for v in self.trainable_variables]
-        with tf.GradientTape() as tape:
-            loss = tf.add_n(self.model._get_regularization_losses())
-        self._tallies.regularization.update_state(loss)
-        return tape.gradient(loss, values)
 
     def compute_loss(
         self, x=None, y=None, y_pred=None, sample_weight=None, training=True
@@ -728,116 +547,3 @@ class PrivateModel(keras.Model):
         # Training has built everything by then, without drawing a batch.
         if self.training_step is None:
             super()._maybe_symbolic_build(iterator, data_batch)
-
-    # Saving.
-
-    def export(self, filepath, *args, **kwargs):
-        """Exports the plain model, as `model.model.export` does."""
-        self.model.export(filepath, *args, **kwargs)
-
-    def save_weights(self, filepath, *args, **kwargs):
-        """As of any model, for `load_weights` of a private model.
-
-        The file has the ledger in it. What a plain model loads is written by
-        `model.model.save_weights`.
-        """
-        super().save_weights(filepath, *args, **kwargs)
-        if self.current_run is None:
-            logging.warning(
-                "%s is for load_weights of a private model, and has its "
-                "ledger; model.model.save_weights writes what a plain model "
-                "loads.",
-                filepath,
-            )
-
-    def load_weights(self, filepath, *args, **kwargs):
-        """As of any model, and its ledger's steps are added to those here.
-
-        Raises:
-            OSError: if the file is not whole.
-            ValueError: if the weights are not those of this private model.
-        """
-        try:
-            super().load_weights(filepath, *args, **kwargs)
-        except FileNotFoundError:
-            raise
-        except (KeyError, ValueError) as error:
-            raise ValueError(
-                f"Expected weights that a private '{self.model.name}' saved, "
-                f"got {filepath}, which does not fit: {error} Weights of the "
-                "plain model are loaded by `model.model.load_weights`."
-            ) from error
-        except OSError as error:
-            raise OSError(
-                f"Expected a file of weights that is whole, got {filepath}: "
-                f"{error}. Go on from an earlier one, or remove it to begin "
-                "anew."
-            ) from error
-
-    def _trackable_children(self, save_type="checkpoint", **kwargs):
-        children = super()._trackable_children(save_type, **kwargs)
-        if save_type == "savedmodel":
-            # It runs without Python, and is not trained any more.
-            children.pop("_carried_ledger", None)
-        return children
-
-    def save_own_variables(self, store):
-        self._carried_ledger.save(store)
-
-    def load_own_variables(self, store):
-        self._carried_ledger.load(store)
-
-    def get_state_tree(self, value_format="backend_tensor"):
-        """As of any model, and its ledger."""
-        state_tree = super().get_state_tree(value_format)
-        self._carried_ledger.put_into(state_tree, value_format)
-        return state_tree
-
-    def set_state_tree(self, state_tree):
-        """As of any model; the ledger's steps are added to those here."""
-        super().set_state_tree(self._carried_ledger.take_from(state_tree))
-
-    def get_weights(self):
-        """As of any model. A private model that is given them counts them."""
-        weights = super().get_weights()
-        self._carried_ledger.give(weights)
-        return weights
-
-    def set_weights(self, weights):
-        """As of any model.
-
-        Weights that `get_weights` of a private model returned in this process
-        bring the steps that trained them.
-        """
-        super().set_weights(weights)
-        self._carried_ledger.take(weights)
-
-    def get_config(self):
-        return {
-            "model": keras.saving.serialize_keras_object(self.model),
-            "name": self.name,
-            "carrier_ranks": conversion.carrier_ranks(self.model),
-        }
-
-    @classmethod
-    def from_config(cls, config, custom_objects=None):
-        model = keras.saving.deserialize_keras_object(
-            config["model"], custom_objects=custom_objects
-        )
-        conversion.set_carrier_ranks(model, config.get("carrier_ranks", {}))
-        return cls(model, name=config["name"])
-
-    def build_from_config(self, config):
-        """Nothing: the plain model is built."""
-
-
-class _Tallies:
-    """Metrics of training alone, which Keras must not show in evaluation."""
-
-    def __init__(self):
-        self.dropped = keras.metrics.Sum(name="dropped")
-        self.regularization = keras.metrics.Mean(name="regularization")
-
-    def reset_state(self):
-        self.dropped.reset_state()
-        self.regularization.reset_state()

@@ -17,6 +17,8 @@ from tf_dpsub.training.per_example_loss import PerExampleLoss
 # float16 losses are multiplied by this constant, which is public: gradients
 # would underflow. Rows are divided by it in float32, before their norms.
 _FLOAT16_LOSS_SCALE = 1024.0
+# Steps that are kept: for batches with sample weights and without, say.
+_KINDS_OF_BATCHES = 4
 
 
 class PrivateStep:
@@ -309,6 +311,27 @@ class PrivateStep:
             _update_compiled_metrics(
                 self._metrics, y, aux["y_pred"], w, counted
             )
+
+
+class StepCache:
+    """Steps of a compiled model, built once for each of a few kinds of batches.
+
+    Args:
+        model, dropped: as for `PrivateStep`.
+    """
+
+    def __init__(self, model, dropped):
+        self._model, self._dropped = model, dropped
+        self._steps: list[PrivateStep] = []
+
+    def of(self, spec) -> PrivateStep:
+        """The step for microbatches of a spec."""
+        for step in self._steps:
+            if step.spec == spec:
+                return step
+        step = PrivateStep(self._model, spec, self._dropped)
+        self._steps = [*self._steps, step][-_KINDS_OF_BATCHES:]
+        return step
 
 
 def _require_graphs():

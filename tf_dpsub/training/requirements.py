@@ -121,14 +121,14 @@ def public_assumptions(model):
     )
 
 
-def check_weights_of_optimizer(model):
-    """Refuses an optimizer that was built for other weights.
+def check_optimizer(model):
+    """Refuses an optimizer of other weights, or other than the compiled one.
 
     Args:
         model: compiled `PrivateModel`, whose optimizer is built.
 
     Raises:
-        ValueError: if it was.
+        ValueError: if it is.
     """
     built_for = [id(v) for v in model.optimizer._trainable_variables]
     if built_for != [id(v) for v in model.trainable_variables]:
@@ -138,6 +138,33 @@ def check_weights_of_optimizer(model):
             "a new optimizer for each model, and after layers were frozen "
             "or unfrozen."
         )
+    step = model.training_step
+    if step is not None and step.optimizer is not model.optimizer:
+        raise ValueError(
+            "Expected the optimizer given to `compile`, got another "
+            "one, which the compiled step does not use. Call `compile` "
+            "with it."
+        )
+
+
+def check_callbacks(
+    model, callbacks, validation_data_is_public: bool, allow_private_selection
+):
+    """Checks callbacks of a run: what steers it, and what it goes on from.
+
+    Args:
+        model: `PrivateModel`.
+        callbacks: as `reads_private_results`.
+        validation_data_is_public: bool.
+        allow_private_selection: bool, whether callbacks may steer by private
+            results.
+
+    Raises:
+        ValueError: if callbacks do, and may not.
+    """
+    if not allow_private_selection:
+        require_public_selection(callbacks, validation_data_is_public)
+    _warn_of_backups(model, callbacks)
 
 
 def require_public_selection(callbacks, validation_data_is_public):
@@ -275,13 +302,8 @@ def compared_validation(validation_data, private, allow_private: bool):
     )
 
 
-def warn_of_backups(model, callbacks):
-    """Warns of backups from which a run would go on without its ledger.
-
-    Args:
-        model: `PrivateModel`.
-        callbacks: as `reads_private_results`.
-    """
+def _warn_of_backups(model, callbacks):
+    """Warns of backups from which a run would go on without its ledger."""
     backs_up = any(
         isinstance(callback, keras.callbacks.BackupAndRestore)
         for callback in all_callbacks(callbacks)
@@ -292,7 +314,7 @@ def warn_of_backups(model, callbacks):
             "Expected a ledger_path beside BackupAndRestore, got none: "
             "steps since the last backup would be forgotten if the process "
             "died, and epsilon reported too low. Pass it to make_private.",
-            stacklevel=4,
+            stacklevel=5,
         )
 
 

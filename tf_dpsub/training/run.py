@@ -1,6 +1,7 @@
 """Steps of one call of `fit`: charged before they run, limited, observed."""
 
 import dataclasses
+import warnings
 from collections.abc import Callable
 
 from tf_dpsub import accounting, interruptions
@@ -140,6 +141,22 @@ class Run:
         """Stops the run after so many further steps."""
         self._limit = steps
 
+    def require_optimizer(self):
+        """Refuses a step that is not the one which is in the ledger.
+
+        Raises:
+            ValueError: if the optimizer is not that of the run.
+        """
+        step = self._model.training_step
+        if step is None or not (
+            self.optimizer is self._model.optimizer is step.optimizer
+        ):
+            raise ValueError(
+                "Expected the optimizer that the run began with, got another "
+                "one, or a model compiled again: the ledger counts the steps "
+                "of the first. Call `compile` before `fit`, not in a callback."
+            )
+
     def leave_uncovered(self, what: str):
         """States that the guarantee does not cover something.
 
@@ -176,15 +193,34 @@ class Run:
         model.ledger.settle()
 
 
+def moved(name: str, new: str) -> Callable:
+    """A method of the model that its run has now, with a warning."""
+
+    def method(model, *args, **kwargs):
+        warnings.warn(
+            f"PrivateModel.{name} is now PrivateModel.current_run.{new}; the "
+            "old name goes in version 0.2.",
+            FutureWarning,
+            stacklevel=2,
+        )
+        if model.current_run is None:
+            raise RuntimeError(
+                "Expected a call of `fit` in progress, got none."
+            )
+        return getattr(model.current_run, new)(*args, **kwargs)
+
+    return method
+
+
 def entry_of(
-    model, poisson=None, notes=(), uncovered=(), **stated
+    model, batches=None, notes=(), uncovered=(), **stated
 ) -> accounting.LedgerEntry:
     """Builds the ledger's entry of a run.
 
     Args:
         model: compiled `PrivateModel`, whose step is built.
-        poisson: `data.PoissonBatches` that draws the batches. Defaults to
-            `None`, batches that are given.
+        batches: `PrivateBatches` of the run. Defaults to `None`, one that the
+            user gives.
         notes: strings, what else is taken as public. Defaults to none.
         uncovered: strings, what the guarantee does not cover. Defaults to none.
         **stated: further fields of the entry.
@@ -193,6 +229,7 @@ def entry_of(
         An `accounting.LedgerEntry`.
     """
     optimizer = model.optimizer
+    poisson = None if batches is None else batches.poisson
     return accounting.LedgerEntry(
         mechanism=optimizer.description,
         noise_multiplier=optimizer.effective_noise_multiplier,
@@ -211,5 +248,7 @@ def entry_of(
             *notes,
         ),
         uncovered=tuple(uncovered),
+        each_example_once_per_epoch=batches is not None
+        and batches.each_example_once_per_epoch,
         **stated,
     )

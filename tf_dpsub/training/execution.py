@@ -1,0 +1,87 @@
+"""Functions that run steps, of training and of evaluation, on all replicas."""
+
+import functools
+import itertools
+
+import tensorflow as tf
+from keras import tree
+
+
+def train_function(model):
+    """Builds what `fit` calls for each block of `steps_per_execution` steps.
+
+    Formal guarantees: no step runs before the run has charged for it.
+
+    Args:
+        model: compiled `PrivateModel`.
+
+    Returns:
+        Function of an iterator of batches; it returns the logs of training.
+    """
+    one_step = _on_replicas(model, model.train_step)
+
+    @functools.cache
+    def block_of(count):
+        def block(iterator):
+            for _ in range(count):
+                logs = one_step(next(iterator))
+            return logs
+
+        return tf.function(block, autograph=False)
+
+    def run_steps(iterator):
+        run = model.current_run
+        count = run.steps_at_once(model.steps_per_execution)
+        if count == 0:
+            model.stop_training = True
+            return model._tallies.added_to(model.get_metrics_result())
+        if count > 1 and not model.run_eagerly:
+            run.charge(count)
+            return block_of(count)(iterator)
+        for _ in range(count):
+            data = next(iterator)
+            run.charge(1)
+            logs = one_step(data)
+        return logs
+
+    return run_steps
+
+
+def test_function(model):
+    """Builds what `evaluate` calls for each block of steps.
+
+    Keras's own fails on several workers, whose logs have no batch axis.
+
+    Args:
+        model: compiled `PrivateModel`.
+
+    Returns:
+        Function of an iterator of batches; it returns the logs of evaluation.
+    """
+    one_step = _on_replicas(model, model.test_step)
+
+    def run_steps(iterator):
+        logs = one_step(next(iterator))
+        for data in itertools.islice(iterator, model.steps_per_execution - 1):
+            logs = one_step(data)
+        return logs
+
+    return run_steps
+
+
+def _on_replicas(model, step):
+    """A function of a batch: it runs a step on all replicas."""
+    strategy = model.distribute_strategy
+
+    def reduce(value):
+        if strategy.num_replicas_in_sync == 1:
+            return value
+        return strategy.reduce("MEAN", value, axis=None)
+
+    def run(data):
+        logs = strategy.run(step, args=(data,))
+        return tree.map_structure(reduce, logs)
+
+    if model.run_eagerly:
+        return run
+    return tf.function(run, autograph=False)
