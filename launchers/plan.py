@@ -96,18 +96,19 @@ def main():
 
 
 def _compared():
-    """What the flags say is to be compared."""
-    given = {}
-    if _METHODS.value is not None:
-        given["methods"] = _METHODS.value
-    if _CLIPS.value is not None:
-        given["clips"] = _numbers("clips", _CLIPS.value, float)
-    if _BEST_BATCH_SIZE.value:
-        given["batch_size"] = None
-    return given | {
+    """Arguments of `config_plan.plan_of` from the flags."""
+    search = {
         "ranks": _numbers("subspace_ranks", _RANKS.value, int),
         "carrier_ranks": _numbers("carrier_ranks", _CARRIER_RANKS.value, int),
-        "simulated_steps": _SIMULATED_STEPS.value,
+    }
+    if _METHODS.value is not None:
+        search["methods"] = _METHODS.value
+    if _CLIPS.value is not None:
+        search["clips"] = _numbers("clips", _CLIPS.value, float)
+    return {
+        "best_batch_size": _BEST_BATCH_SIZE.value,
+        "search": search,
+        "simulation": {"simulated_steps": _SIMULATED_STEPS.value},
         "measure_cost": _COST.value,
     }
 
@@ -117,18 +118,20 @@ def announcement(config, compared):
 
     Args:
         config: `ml_collections.ConfigDict`.
-        compared: dict, arguments for `tf_dpsub.planning.plan`.
+        compared: dict, arguments of `config_plan.plan_of`.
     """
-    batch_size = compared.get("batch_size", config.batch_size)
+    search = compared["search"]
+    steps = compared["simulation"]["simulated_steps"]
+    batch_size = None if compared["best_batch_size"] else config.batch_size
     lines = {
         "examples": f"{_MOST.value:,} at most, of the "
         + {"public": "public ones", "test": "test split"}[_LABELLED.value],
-        "methods": ", ".join(compared.get("methods", _COLOURS)),
-        "ranks": f"{_listed(compared['ranks'])} of subspaces, "
-        f"{_listed(compared['carrier_ranks'])} of carriers",
-        "clips": _listed(compared.get("clips", ["relative to gradients"])),
+        "methods": ", ".join(search.get("methods", _COLOURS)),
+        "ranks": f"{_listed(search['ranks'])} of subspaces, "
+        f"{_listed(search['carrier_ranks'])} of carriers",
+        "clips": _listed(search.get("clips", ["relative to gradients"])),
         "batches": f"of {batch_size:,}" if batch_size else "of the best size",
-        "simulated": f"{compared['simulated_steps']:,} steps at most",
+        "simulated": f"{steps:,} steps at most",
     }
     return "\n".join(f"{name:<10} {text}" for name, text in lines.items())
 
@@ -190,7 +193,8 @@ def _planned(config, compared):
 
 
 def _is_of_planner(record):
-    return record.levelname != "INFO" or record.module == "planner"
+    folder = pathlib.Path(record.pathname).parent.name
+    return record.levelname != "INFO" or folder == "planning"
 
 
 def _numbers(name, texts, kind):

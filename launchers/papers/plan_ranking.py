@@ -262,14 +262,22 @@ def _planned(experiment, members, fraction):
         config,
         _EXPERIMENTS[experiment],
         _MOST.get(experiment, _DEFAULT_MOST),
-        methods=tuple(dict.fromkeys(m.method for m in members)),
-        clips=sorted({m.config.l2_norm_clip for m in members}),
-        ranks=sorted({m.rank for m in members if m.rank and m.method != "RGP"}),
-        carrier_ranks=sorted({m.rank for m in members if m.method == "RGP"}),
-        simulated_steps=max(1, round(fraction * steps)),
+        search={
+            "methods": tuple(dict.fromkeys(m.method for m in members)),
+            "clips": sorted({m.config.l2_norm_clip for m in members}),
+            "ranks": sorted(
+                {m.rank for m in members if m.rank and m.method != "RGP"}
+            ),
+            "carrier_ranks": sorted(
+                {m.rank for m in members if m.method == "RGP"}
+            ),
+        },
+        simulation={
+            "simulated_steps": max(1, round(fraction * steps)),
+            "held_out": _HELD_OUT.get(experiment, 0.5),
+            "splits": _SPLITS if _EXPERIMENTS[experiment] == "public" else 1,
+        },
         measure_cost=False,
-        held_out=_HELD_OUT.get(experiment, 0.5),
-        splits=_SPLITS if _EXPERIMENTS[experiment] == "public" else 1,
     )
     alignments = {
         (c.method, c.rank, c.l2_norm_clip): c.alignment

@@ -10,7 +10,16 @@ from tf_dpsub import planning
 LABELLED = ("public", "test")
 
 
-def plan_of(config, labelled="public", most=1000, **kwargs):
+def plan_of(
+    config,
+    labelled="public",
+    most=1000,
+    *,
+    best_batch_size=False,
+    search=None,
+    simulation=None,
+    measure_cost=True,
+):
     """Plans the run that a config describes, from public examples.
 
     Formal guarantees: private examples are counted, and not looked at.
@@ -23,8 +32,13 @@ def plan_of(config, labelled="public", most=1000, **kwargs):
             `"public"`, those of the config, or `"test"`, the test split, which
             is taken to be public. Defaults to `"public"`.
         most: int, how many of them. Defaults to `1000`.
-        **kwargs: further arguments of `tf_dpsub.planning.plan`, which take the
-            place of the config's.
+        best_batch_size: bool, whether the plan chooses the batch size, instead
+            of the config. Defaults to `False`.
+        search: dict, arguments of `tf_dpsub.planning.SearchSpace` beside those
+            that the config has. Defaults to `None`.
+        simulation: dict, arguments of `tf_dpsub.planning.Simulation` beside
+            the config's optimizer and clip. Defaults to `None`.
+        measure_cost: bool, as for `tf_dpsub.planning.plan`. Defaults to `True`.
 
     Returns:
         A `tf_dpsub.planning.Plan`.
@@ -59,30 +73,35 @@ def plan_of(config, labelled="public", most=1000, **kwargs):
     if config.public_data is not None:
         (images,) = objects.public_examples(config, loaded)
         basis = (images, None)
-    own = {
-        "examples": len(loaded.y_train),
-        "epsilon": config.epsilon,
-        "noise_multiplier": config.noise_multiplier,
-        "delta": config.delta,
-        "epochs": config.epochs,
-        "accountant": config.accountant,
-        "batch_size": config.batch_size,
-        "l2_norm_clip": config.l2_norm_clip,
-        "groups": config.subspace_kwargs.get("groups", 1),
-        "carriers": carriers,
-        "basis": basis,
-        "seed": config.seed,
-    }
-    if config.noise_multiplier is not None:
-        own["epsilon"] = None
+    has_budget = config.noise_multiplier is None
     return planning.plan(
         plain,
         x,
         y,
         loss=task.loss(),
-        # Of a rate that does not fall: the path ends early.
-        optimizer=objects.inner_optimizer(_constant(config), 1),
-        **(own | kwargs),
+        run=planning.PlannedRun(
+            examples=len(loaded.y_train),
+            epochs=config.epochs,
+            delta=config.delta,
+            epsilon=config.epsilon if has_budget else None,
+            noise_multiplier=config.noise_multiplier,
+            batch_size=None if best_batch_size else config.batch_size,
+            accountant=config.accountant,
+        ),
+        search=planning.SearchSpace(
+            carriers=carriers,
+            groups=config.subspace_kwargs.get("groups", 1),
+            basis=basis,
+            **(search or {}),
+        ),
+        simulation=planning.Simulation(
+            # Of a rate that does not fall: the training ends early.
+            optimizer=objects.inner_optimizer(_constant(config), 1),
+            l2_norm_clip=config.l2_norm_clip,
+            **(simulation or {}),
+        ),
+        measure_cost=measure_cost,
+        seed=config.seed,
     )
 
 

@@ -12,7 +12,10 @@ from tests.launchers.digits import digits_config
 from tests.launchers.programs import run_program
 from tf_dpsub.planning import Candidate
 
-QUICK = {"simulated_steps": 5, "points": 2, "measure_cost": False}
+QUICK = {
+    "simulation": {"simulated_steps": 5, "points": 2},
+    "measure_cost": False,
+}
 
 
 def config(**changes):
@@ -42,8 +45,7 @@ def test_reads_no_private_example(tmp_path):
             config(dataset=file, public_examples=0, batch_size=16),
             "test",
             **QUICK,
-            methods=("DP-SGD", "PDP-SGD"),
-            ranks=(4,),
+            search={"methods": ("DP-SGD", "PDP-SGD"), "ranks": (4,)},
         )
         for file in (
             arrays(tmp_path / "one.npz"),
@@ -145,11 +147,12 @@ def test_carriers_are_those_of_the_config():
     found = config_plan.plan_of(
         config(optimizer="RGP", reparametrize=own),
         **QUICK,
-        methods=("RGP",),
-        carrier_ranks=(2,),
+        search={"methods": ("RGP",), "carrier_ranks": (2,)},
     )
     everything = config_plan.plan_of(
-        config(), **QUICK, methods=("RGP",), carrier_ranks=(2,)
+        config(),
+        **QUICK,
+        search={"methods": ("RGP",), "carrier_ranks": (2,)},
     )
     # The kernel of the last layer, 8 by 10, is not in carriers of rank 2.
     saved = (
@@ -229,6 +232,8 @@ class TestProgram:
 
 def test_figure_without_several_batch_sizes():
     found = config_plan.plan_of(
-        config(), **QUICK, methods=("DP-SGD", "B-GEP"), ranks=(4,)
+        config(),
+        **QUICK,
+        search={"methods": ("DP-SGD", "B-GEP"), "ranks": (4,)},
     )
     assert len(plan.draw(found, config()).axes) == 2

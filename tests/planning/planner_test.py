@@ -1,28 +1,20 @@
 """The planner, where it is known which method is better."""
 
+import dataclasses
 import math
 
 import keras
 import numpy as np
 import pytest
 
-from tf_dpsub import accounting, make_private, optimizers, planning
+from tf_dpsub import accounting, planning
 from tf_dpsub.layers import reparametrized_layers
-from tf_dpsub.planning import planner, step_cost
+from tf_dpsub.planning import settings
 
 INPUTS, CLASSES = 200, 4
-SETTING = {
-    "loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-    "examples": 2000,
-    "delta": 1e-5,
-    "epochs": 2,
-    "batch_size": 100,
-    "ranks": (8,),
-    "carrier_ranks": (2,),
-    "simulated_steps": 20,
-    "points": 3,
-    "measure_cost": False,
-}
+RUN = {"examples": 2000, "delta": 1e-5, "epochs": 2, "batch_size": 100}
+SEARCH = {"ranks": (8,), "carrier_ranks": (2,)}
+SIMULATION = {"simulated_steps": 20, "points": 3}
 
 
 def model():
@@ -42,8 +34,24 @@ def data(dimensions, count=160):
     return (latent @ directions.T).astype("float32"), labels
 
 
+def arguments(**changes):
+    """Arguments of `plan`, in groups, with some changed."""
+    groups = {
+        "run": (planning.PlannedRun, RUN | {"epsilon": 1.0}),
+        "search": (planning.SearchSpace, SEARCH),
+        "simulation": (planning.Simulation, SIMULATION),
+    }
+    grouped = {}
+    for name, (kind, values) in groups.items():
+        fields = [field.name for field in dataclasses.fields(kind)]
+        own = {f: changes.pop(f) for f in fields if f in changes}
+        grouped[name] = kind(**values | own)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return {"loss": loss, "measure_cost": False} | grouped | changes
+
+
 def planned(dimensions, **changes):
-    return planning.plan(model(), *data(dimensions), **SETTING | changes)
+    return planning.plan(model(), *data(dimensions), **arguments(**changes))
 
 
 def by_method(found):
@@ -75,7 +83,7 @@ class TestRanking:
 
 class TestPlan:
     def test_candidates(self):
-        found = planned(2, epsilon=1.0, clips=(0.5, 1.0), ranks=(4, 8, 500))
+        found = planned(2, clips=(0.5, 1.0), ranks=(4, 8, 500))
         tried = [(c.method, c.rank, c.l2_norm_clip) for c in found.candidates]
         # More directions than public examples span are left out.
         expected = [("DP-SGD", None)] + [
@@ -87,10 +95,10 @@ class TestPlan:
             (c.alignment for c in found.best), reverse=True
         )
         text = "\n".join(found.reasons)
-        assert all(method in text for method in planner.METHODS)
+        assert all(method in text for method in settings.METHODS)
 
     def test_noise_keeps_the_budget(self):
-        found = planned(2, epsilon=1.0)
+        found = planned(2)
         assert found.steps == 40
         spent = accounting.epsilon(
             noise_multiplier=found.noise_multiplier,
@@ -110,22 +118,20 @@ class TestPlan:
     def test_the_model_is_as_before(self):
         own = model()
         before = [w.copy() for w in own.get_weights()]
-        planning.plan(
-            own, *data(2), epsilon=1.0, **SETTING | {"measure_cost": True}
-        )
+        planning.plan(own, *data(2), **arguments(measure_cost=True))
         for old, new in zip(before, own.get_weights()):
             np.testing.assert_array_equal(old, new)
         assert not reparametrized_layers(own)
 
     def test_batch_size_is_the_smallest_that_is_good_enough(self):
-        found = planned(2, epsilon=1.0, batch_size=None, methods=("DP-SGD",))
+        found = planned(2, batch_size=None, methods=("DP-SGD",))
         noise = found.batch_noise
         assert list(noise) == [32, 64, 128, 256]
         enough = [b for b in noise if noise[b] <= 1.1 * min(noise.values())]
         assert found.batch_size == min(enough)
 
     def test_clips_follow_public_gradients(self):
-        found = planned(2, epsilon=1.0, methods=("DP-SGD",))
+        found = planned(2, methods=("DP-SGD",))
         clips = sorted(c.l2_norm_clip for c in found.candidates)
         np.testing.assert_allclose(
             clips, np.array([0.1, 0.3, 1]) * found.median_norm, rtol=0.06
@@ -135,19 +141,17 @@ class TestPlan:
         """Of examples without a signal: it keeps next to nothing."""
         generator = np.random.default_rng(1)
         images = generator.normal(size=(40, INPUTS)).astype("float32")
-        own = planned(2, epsilon=1.0, methods=("PDP-SGD",))
-        other = planned(
-            2, epsilon=1.0, methods=("PDP-SGD",), basis=(images, None)
-        )
+        own = planned(2, methods=("PDP-SGD",))
+        other = planned(2, methods=("PDP-SGD",), basis=(images, None))
         assert other.best[0].kept < 0.6 * own.best[0].kept
 
     def test_splits_are_averaged(self):
-        settings = {"epsilon": 1.0, "methods": ("DP-SGD",), "clips": (0.5,)}
+        changes = {"methods": ("DP-SGD",), "clips": (0.5,)}
         # At the initial weights: no path, and no noise of its own.
-        settings["points"] = 1
-        both = planned(2, splits=2, **settings).candidates[0].signal
+        changes["points"] = 1
+        both = planned(2, splits=2, **changes).candidates[0].signal
         first, second = (
-            planned(2, seed=seed, **settings).candidates[0].signal
+            planned(2, seed=seed, **changes).candidates[0].signal
             for seed in (0, 1)
         )
         assert first.gradient != second.gradient
@@ -156,9 +160,7 @@ class TestPlan:
             assert getattr(both, name) == pytest.approx(mean, rel=1e-4)
 
     def test_costs(self):
-        found = planned(
-            2, epsilon=1.0, methods=("DP-SGD", "PDP-SGD"), measure_cost=True
-        )
+        found = planned(2, methods=("DP-SGD", "PDP-SGD"), measure_cost=True)
         plain, projected = (
             next(c.cost for c in found.candidates if c.method == m)
             for m in ("DP-SGD", "PDP-SGD")
@@ -168,20 +170,10 @@ class TestPlan:
         basis = 4 * 8 * (INPUTS + 1) * CLASSES
         assert projected.state_bytes >= plain.state_bytes + basis
 
-    @pytest.mark.parametrize(
-        "changes, message",
-        [
-            ({"methods": ("SGD",)}, "Expected methods among DP-SGD.* got SGD"),
-            ({"methods": ()}, "got none"),
-            ({"held_out": 1.0}, "Expected 0 < held_out < 1, got 1.0"),
-            ({"epochs": 0}, "Expected epochs >= 1"),
-            ({"noise_multiplier": 1.0}, "one of them None"),
-            ({"held_out": 0.05}, "Expected 16 public examples at least"),
-        ],
-    )
-    def test_wrong_arguments(self, changes, message):
+    def test_too_few_public_examples(self):
+        message = "Expected 16 public examples at least"
         with pytest.raises(ValueError, match=message):
-            planned(2, **{"epsilon": 1.0} | changes)
+            planned(2, held_out=0.05)
 
     def test_gradients_without_a_common_direction(self):
         """Targets that have nothing to do with the inputs."""
@@ -205,8 +197,7 @@ class TestPlan:
                     own,
                     x,
                     generator.permutation(y),
-                    epsilon=1.0,
-                    **SETTING | changes | {"seed": seed},
+                    **arguments(**changes, seed=seed),
                 )
                 found.append(None)
             except ValueError as error:
@@ -218,7 +209,7 @@ class TestPlan:
 
     def test_needs_targets(self):
         with pytest.raises(ValueError, match="Expected targets.*`basis`"):
-            planning.plan(model(), data(2)[0], None, epsilon=1.0, **SETTING)
+            planning.plan(model(), data(2)[0], None, **arguments())
 
     def test_a_model_without_carriers_has_no_rgp(self):
         own = keras.Sequential(
@@ -233,34 +224,30 @@ class TestPlan:
             own,
             generator.normal(size=(64, 6, 2)).astype("float32"),
             generator.normal(size=(64, 1)).astype("float32"),
-            **SETTING
-            | {"loss": "mse", "epsilon": 1.0, "methods": ("DP-SGD", "RGP")},
+            **arguments(loss="mse", methods=("DP-SGD", "RGP")),
         )
         assert {c.method for c in found.candidates} == {"DP-SGD"}
 
 
-def test_memory_follows_what_a_step_works_in():
-    def cost(width):
-        private = make_private(
-            keras.Sequential(
-                [
-                    keras.Input([width]),
-                    keras.layers.Dense(width, "relu"),
-                    keras.layers.Dense(1),
-                ]
-            )
-        )
-        private.compile(
-            optimizers.DPSGD(
-                "sgd", noise_multiplier=1.0, l2_norm_clip=1.0, batch_size=64
-            ),
-            loss="mse",
-        )
-        x = np.ones([64, width], "float32")
-        return step_cost.measure_step(private, x, x[:, :1])
+class TestFlatArguments:
+    """Until version 0.2, as before there were groups."""
 
-    small, large = cost(64), cost(2048)
-    assert large.state_bytes == pytest.approx(4 * 2048**2, rel=0.01)
-    # Weights, sums of gradients in float64, and noise.
-    added = large.memory_bytes - small.memory_bytes
-    assert 4 * 4 * 2048**2 < added < 20 * 4 * 2048**2
+    def test_plan_alike(self):
+        flat = {"epsilon": 1.0, "methods": ("DP-SGD",), "clips": (0.5,)}
+        with pytest.warns(FutureWarning, match="Expected run=PlannedRun"):
+            plan = planning.plan(
+                model(),
+                *data(2),
+                loss=keras.losses.SparseCategoricalCrossentropy(True),
+                measure_cost=False,
+                **RUN | SEARCH | SIMULATION | flat,
+            )
+        assert plan == planned(2, methods=("DP-SGD",), clips=(0.5,))
+
+    def test_an_unknown_one(self):
+        with pytest.raises(TypeError, match="got 'epochss'"):
+            planning.plan(None, None, None, loss="mse", **RUN, epochss=3)
+
+    def test_none(self):
+        with pytest.raises(TypeError, match="run=PlannedRun.*got none"):
+            planning.plan(None, None, None, loss="mse")

@@ -1,7 +1,18 @@
 """Choice of a method, its settings and their accuracy, from public examples."""
 
-from tf_dpsub.planning.planner import Candidate, Plan, plan
+from tf_dpsub.planning.planner import Plan, plan
+from tf_dpsub.planning.search import Candidate
+from tf_dpsub.planning.settings import PlannedRun, SearchSpace, Simulation
 from tf_dpsub.planning.signals import Signal
 from tf_dpsub.planning.step_cost import StepCost
 
-__all__ = ["Candidate", "Plan", "Signal", "StepCost", "plan"]
+__all__ = [
+    "Candidate",
+    "Plan",
+    "PlannedRun",
+    "SearchSpace",
+    "Signal",
+    "Simulation",
+    "StepCost",
+    "plan",
+]
