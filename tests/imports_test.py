@@ -63,6 +63,9 @@ def test_the_tree_keeps_all_contracts(tree):
             "from launchers.terminal import program",
             "neither programs nor configs",
         ),
+        ("configs/more.py", "import launchers.train", "configs no programs"),
+        ("launchers/report.py", "import launchers.train", "not each other"),
+        ("launchers/more.py", "", "not each other"),
         (
             "tf_dpsub/checks.py",
             "def late():\n    from tf_dpsub import files\n    return files",
