@@ -17,6 +17,7 @@ import tf_dpsub
 from launchers.reports import figures, html_statement, markup, safe_html
 from launchers.reports.markup import Figure, Section
 from tf_dpsub import files
+from tf_dpsub.accounting.statement import round_up
 
 FILE = "report.html"
 _PACKAGES = ("tensorflow", "keras", "numpy", "dp-accounting")
@@ -132,11 +133,7 @@ def _both(result):
 
 
 def _epsilon(value):
-    # Upwards: what is said must not be less than what was spent.
-    value = float(value)
-    if math.isinf(value):
-        return "∞"
-    return f"{math.ceil(round(100 * value, 6)) / 100:.2f}"
+    return round_up(value, decimals=2).replace("inf", "∞")
 
 
 def _recorded(folder):

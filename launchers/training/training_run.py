@@ -22,6 +22,7 @@ from launchers.training import (
     tokens,
 )
 from tf_dpsub import accounting, callbacks, data, files, interruptions, layers
+from tf_dpsub.accounting.statement import round_up
 from tf_dpsub.planning.step_cost import measure_step
 from tf_dpsub.training import workers
 
@@ -110,13 +111,9 @@ def announce(config, workdir, resume=False):
 
 def summary(result):
     """The line that says how good and how private a result is."""
-    epsilon = float(result["epsilon"])
-    if math.isfinite(epsilon):
-        # Upwards: what is said must not be less than what was spent.
-        epsilon = math.ceil(round(epsilon * 100, 6)) / 100
+    epsilon = round_up(result["epsilon"], decimals=2)
     return (
-        f"{tasks.summary(result)} at "
-        f"(ε = {epsilon:.2f}, δ = {result['delta']:g}), "
+        f"{tasks.summary(result)} at (ε = {epsilon}, δ = {result['delta']:g}), "
         f"Poisson sampling, {result['accountant'].upper()}"
     )
 

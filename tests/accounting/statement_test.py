@@ -210,3 +210,20 @@ def test_invalid(charges, arguments, message):
 )
 def test_round_up(value, digits, expected):
     assert round_up(value, digits) == expected
+
+
+@pytest.mark.parametrize(
+    "value, expected",
+    [
+        (0.29, "0.29"),
+        (1.0, "1.00"),
+        (1.9900000001, "2.00"),
+        (0.0, "0.00"),
+        (1e-30, "0.01"),
+        (1234.561, "1234.57"),
+        (1e30, "1" + 30 * "0" + ".00"),
+        (math.inf, "inf"),
+    ],
+)
+def test_round_up_to_decimals(value, expected):
+    assert round_up(value, decimals=2) == expected

@@ -116,18 +116,31 @@ def statement(
     return "\n\n".join(blocks) + "\n"
 
 
-def round_up(value: float, digits: int = 4) -> str:
+def round_up(value: float, digits: int = 4, decimals: int | None = None) -> str:
     """Formats a bound so that rounding never makes it smaller.
 
     Args:
         value: float, >= 0.
         digits: int, number of significant digits. Defaults to 4.
+        decimals: int, number of digits after the point, instead. Defaults to
+            `None`.
 
     Returns:
         A str, as `"0.7243"`, `"inf"`.
     """
-    context = decimal.Context(prec=digits, rounding=decimal.ROUND_CEILING)
-    return f"{float(context.create_decimal(repr(float(value)))):.{digits}g}"
+    exact = decimal.Decimal(repr(float(value)))
+    if decimals is None:
+        context = decimal.Context(prec=digits, rounding=decimal.ROUND_CEILING)
+        return f"{float(context.plus(exact)):.{digits}g}"
+    if exact.is_infinite():
+        return "inf"
+    rounded = exact.quantize(
+        decimal.Decimal(1).scaleb(-decimals),
+        rounding=decimal.ROUND_CEILING,
+        # Enough digits for any float.
+        context=decimal.Context(prec=400),
+    )
+    return f"{rounded:f}"
 
 
 def _claim(entries, epsilon, delta, accountant):
