@@ -1,4 +1,4 @@
-"""How the ledger of a private model travels with its weights."""
+"""The ledger of a private model, in all that its weights are kept in."""
 
 import collections
 import hashlib
@@ -61,7 +61,7 @@ class CarriedLedger(tf.train.experimental.PythonState):
     # Steps that are not in the ledger.
 
     def begin_counting(self, optimizer):
-        """What an optimizer has done before is no step of this model."""
+        """Leaves out the steps that an optimizer has taken before."""
         if self._optimizer() is not optimizer:
             self._optimizer = weakref.ref(optimizer)
             self._iterations_before = int(optimizer.iterations.numpy())
@@ -91,15 +91,15 @@ class CarriedLedger(tf.train.experimental.PythonState):
     # Weights that were changed elsewhere.
 
     def begin_step(self):
-        """To be called before each private step, once it is in the ledger."""
+        """Called before each private step, once it is in the ledger."""
         self._is_training = True
 
     def end_epoch(self):
-        """To be called after the last private step of an epoch."""
+        """Called after the last private step of an epoch."""
         self._digest, self._is_training = self._present(), False
 
     def end_run(self):
-        """To be called when a run is over."""
+        """Called when a run is over."""
         if self._is_training:
             self.end_epoch()
         elif self._model.optimizer.inner_optimizer.use_ema:
@@ -121,7 +121,7 @@ class CarriedLedger(tf.train.experimental.PythonState):
         return [averages.get(id(v), v) for v in self._model.weights]
 
     def uncovered(self):
-        """What a step from the present weights builds on that is not private.
+        """Names what a step would build on that no guarantee covers.
 
         Returns:
             List of string, nouns. Empty if all is known to the ledger.
@@ -131,7 +131,7 @@ class CarriedLedger(tf.train.experimental.PythonState):
         return self.uncovered_before()
 
     def uncovered_before(self):
-        """As `uncovered`, of a model that has taken no private step."""
+        """Names what is `uncovered` before the first private step."""
         if self._is_training or self._digest or self._initial is None:
             return []
         if self._initial == _digest_of_variables(self._model.weights):
@@ -139,13 +139,13 @@ class CarriedLedger(tf.train.experimental.PythonState):
         return [_BEFORE]
 
     def is_changed(self):
-        """Whether the weights are not those of the last private step."""
+        """Tells whether weights have changed since the last private step."""
         if self._is_training or self._digest is None:
             return False
         return self._digest != _digest_of_variables(self._model.weights)
 
     def is_newly_changed(self):
-        """As `is_changed`, but true once only for the same weights."""
+        """Tells the same as `is_changed`, but once for the same weights."""
         if not self.is_changed() or self._warned == self._digest:
             return False
         self._warned = self._digest
@@ -213,7 +213,7 @@ class CarriedLedger(tf.train.experimental.PythonState):
         return {**tree, "non_trainable_variables": variables}
 
     def give(self, weights):
-        """To be called with a list of weights that leaves the model."""
+        """Called with a list of weights that leaves the model."""
         if self._model.ledger.steps:
             digest = _digest(weights)
             _taken[digest] = self.serialize()
@@ -222,7 +222,7 @@ class CarriedLedger(tf.train.experimental.PythonState):
                 _taken.popitem(last=False)
 
     def take(self, weights):
-        """To be called with a list of weights that the model receives."""
+        """Called with a list of weights that the model receives."""
         account = _taken.get(_digest(weights))
         if account is not None:
             # The state of the optimizer does not come with them.

@@ -103,7 +103,7 @@ class IdsInRange:
 
 
 def _count(op_type, inputs):
-    """How many entries there are to choose from."""
+    """Number of entries that there are to choose from."""
     if op_type == "SparseSoftmaxCrossEntropyWithLogits":
         return tf.shape(inputs[0])[-1]
     if op_type == "ResourceGather":

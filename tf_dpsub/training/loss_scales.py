@@ -11,7 +11,7 @@ _SMALL = 0.1
 
 
 def warn_of_small_weights(class_weight, sample_weight):
-    """Says where weights leave little of the gradients beside the noise.
+    """Warns of weights that leave little of the gradients beside the noise.
 
     Noise is in proportion to the clip, and clipping makes no gradient larger:
     weights such as 1 / (examples of a class) drown all of them.

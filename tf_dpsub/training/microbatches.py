@@ -1,4 +1,4 @@
-"""How many examples a step works through at a time."""
+"""Microbatches: the examples that a step works through at a time."""
 
 import math
 
@@ -76,8 +76,8 @@ def _microbatch_spec(spec, size):
 
 
 def _numbers(model):
-    """Of weights, and of outputs for one example; inf where it is not known."""
-    found = model.count_params()
+    """Numbers held for an example: weights and outputs; inf if unknown."""
+    total = model.count_params()
     for layer in model._flatten_layers(include_self=False):
         if layer._layers:
             continue
@@ -89,5 +89,5 @@ def _numbers(model):
         for output in outputs:
             if None in output.shape[1:]:
                 return math.inf
-            found += math.prod(output.shape[1:])
-    return found
+            total += math.prod(output.shape[1:])
+    return total

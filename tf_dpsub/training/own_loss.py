@@ -23,7 +23,7 @@ _QUOTIENTS = frozenset({"DivNoNan", "RealDiv"})
 
 
 def has_own_loss(model):
-    """Whether a model computes its loss by a method of its own."""
+    """Tells whether a model overrides `compute_loss`."""
     return type(model).compute_loss is not keras.Model.compute_loss
 
 

@@ -251,7 +251,7 @@ def _hinge(loss, y_true, y_pred):
 
 
 def _overrides_call(loss):
-    """Whether mask, weights and reduction are in the hands of the user."""
+    """Tells whether mask, weights and reduction are left to the user."""
     return type(loss).__call__ is not keras.losses.Loss.__call__
 
 

@@ -262,7 +262,7 @@ def _cardinality(dataset):
 
 
 def _warn_of_cost(dataset, optimizer, steps: int):
-    """Says what batches cost that were not drawn by `PoissonBatches`.
+    """Warns of the cost of batches that `PoissonBatches` did not draw.
 
     Args:
         dataset: `tf.data.Dataset` of batches.

@@ -169,7 +169,7 @@ class PrivateModel(saving.SavedWithLedger):
         return self.ledger.epsilon(delta, accountant)
 
     def privacy_statement(self, delta, accountant="rdp") -> str:
-        """What was spent, on which assumptions, in plain words.
+        """Statement of what was spent, and on which assumptions.
 
         Args: as `epsilon`.
 
@@ -444,7 +444,7 @@ class PrivateModel(saving.SavedWithLedger):
 
     @property
     def microbatch_size(self):
-        """How many examples a step works through at a time, an int."""
+        """Number of examples that a step works through at a time."""
         if self.optimizer.microbatch_size is not None:
             # A batch of one has no axis to follow.
             return max(2, self.optimizer.microbatch_size)

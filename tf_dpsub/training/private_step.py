@@ -22,7 +22,7 @@ _KINDS_OF_BATCHES = 4
 
 
 class PrivateStep:
-    """From a batch to the clipped sums of its per-example gradients.
+    """Computes the clipped sums of per-example gradients of a batch.
 
     A batch is a dict of `x`, `y`, `w` (sample weights) and `real`, which is 0
     in rows that only pad it; these come last. It is worked through in
@@ -390,7 +390,7 @@ def _masked(valid, tensor):
 
 
 def _update_compiled_metrics(metrics, y, y_pred, weight, counted):
-    """As `CompileMetrics.update_state`, for the examples that count."""
+    """Does what `CompileMetrics.update_state` does, for examples that count."""
     targets, predictions = metrics._flatten_y(y), metrics._flatten_y(y_pred)
     weights = [None] if weight is None else metrics._flatten_y(weight)
     if len(weights) < len(targets):

@@ -1,4 +1,4 @@
-"""What must hold before a model trains privately, and is taken as public."""
+"""Requirements of private training, and assumptions that it rests on."""
 
 import os
 import warnings
@@ -101,7 +101,7 @@ def require_full_precision():
 
 
 def public_assumptions(model):
-    """What the statement has to take as public."""
+    """Names of what the statement has to take as public."""
     adapted = (
         keras.layers.Normalization,
         keras.layers.TextVectorization,

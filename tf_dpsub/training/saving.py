@@ -40,7 +40,7 @@ class SavedWithLedger(keras.Model):
         self.optimizer.build_for(self)
 
     def save_weights(self, filepath, *args, **kwargs):
-        """As of any model, for `load_weights` of a private model.
+        """Saves weights for `load_weights` of a private model.
 
         The file has the ledger in it. What a plain model loads is written by
         `model.model.save_weights`.
@@ -55,7 +55,7 @@ class SavedWithLedger(keras.Model):
             )
 
     def load_weights(self, filepath, *args, **kwargs):
-        """As of any model, and its ledger's steps are added to those here.
+        """Loads weights, and adds the steps of their ledger to those here.
 
         Raises:
             OSError: if the file is not whole.
@@ -92,23 +92,23 @@ class SavedWithLedger(keras.Model):
         self._carried_ledger.load(store)
 
     def get_state_tree(self, value_format="backend_tensor"):
-        """As of any model, and its ledger."""
+        """State of the model as Keras gives it, and its ledger."""
         state_tree = super().get_state_tree(value_format)
         self._carried_ledger.put_into(state_tree, value_format)
         return state_tree
 
     def set_state_tree(self, state_tree):
-        """As of any model; the ledger's steps are added to those here."""
+        """Sets the state, and adds the steps of its ledger to those here."""
         super().set_state_tree(self._carried_ledger.take_from(state_tree))
 
     def get_weights(self):
-        """As of any model. A private model that is given them counts them."""
+        """Weights, whose steps a private model counts that is given them."""
         weights = super().get_weights()
         self._carried_ledger.give(weights)
         return weights
 
     def set_weights(self, weights):
-        """As of any model.
+        """Sets weights, and counts the steps that trained them.
 
         Weights that `get_weights` of a private model returned in this process
         bring the steps that trained them.

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 # What this package says of shapes and settings, what the user's own Python
 # code raised, and what XLA cannot compile: none tells of an example.
-_TOLD = re.compile(
+_WITHOUT_VALUES = re.compile(
     r"^Expected |assertion failed: \[Expected |Error: Expected "
     r"|Traceback \(most recent call last\):\n\n? +File"
     "|Detected unsupported operations"
@@ -18,7 +18,7 @@ _OUT_OF_MEMORY = re.compile(".*(OOM|out of memory|alloc).*", re.IGNORECASE)
 
 
 def explained(method):
-    """Makes a method of a private model say what to do if memory is short.
+    """Wraps a method so that its errors name a cure, and no private values.
 
     Formal guarantees: no error of TensorFlow that leaves it quotes examples.
     """
@@ -52,7 +52,7 @@ def explained(method):
 
 
 def without_values(error):
-    """What is raised in place of an error that may hold private values.
+    """Error that stands for one that may hold private values.
 
     TensorFlow's messages quote what an operation was given, such as all labels
     of the batch.
@@ -64,7 +64,7 @@ def without_values(error):
         `tf.errors.InvalidArgumentError`, of other words; None if `error` holds
         no values.
     """
-    if _TOLD.search(error.message):
+    if _WITHOUT_VALUES.search(error.message):
         return None
     node = _NODE.search(error.message)
     name = f"'{node[1]}'" if node else "an operation of the model"

@@ -80,7 +80,7 @@ class StepStates:
         )
 
     def begin_step(self):
-        """To be called where a step begins, before its first pass."""
+        """Called where a step begins, before its first pass."""
         for start, state in zip(self._starts, self._changed):
             start.assign(tf.convert_to_tensor(state))
         if self.seeds:
@@ -173,7 +173,7 @@ def _no_public_seed():
 
 
 def uses_of(implementation: str, found, count: int) -> list:
-    """Which seeds have one key for all passes of a step.
+    """Seeds that have one key for all passes of a step.
 
     Args:
         implementation: string, of per-example gradients.

@@ -1,4 +1,4 @@
-"""What several workers must know of each other before they train together."""
+"""Agreement of several workers, before they train together."""
 
 import contextlib
 import hashlib
@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 from keras import tree
 
-# What TensorFlow raises in those that are left.
+# Errors that surviving workers see when another one dies.
 LOST_WORKER = (
     tf.errors.UnavailableError,
     tf.errors.AbortedError,
@@ -22,7 +22,7 @@ _ROWS = 256
 
 
 def is_one_of_several(strategy) -> bool:
-    """Whether other processes train the same model.
+    """Tells whether other processes train the same model.
 
     Args:
         strategy: `tf.distribute.Strategy`.
