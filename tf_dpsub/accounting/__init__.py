@@ -1,4 +1,4 @@
-"""What a run spends: accountants, the ledger, and the privacy statement."""
+"""Privacy accounting: accountants, the ledger, and the privacy statement."""
 
 from tf_dpsub.accounting.accountants import (
     delta,

@@ -167,7 +167,7 @@ class LedgerEntry:
         return _repeat(self.step_event(), self._participations())
 
     def event_without_amplification(self):
-        """As `event`, with every step a Gaussian that may use every example.
+        """`event`, if every step were a Gaussian that may use every example.
 
         Returns:
             A `dp_accounting.DpEvent`.

@@ -137,7 +137,7 @@ class PrivacyLedger:
     def reserve(self, entry, steps: int, epochs: int = 0):
         """Durably records a block of steps before it runs.
 
-        What an earlier block has left is given back. In memory nothing happens.
+        Unused steps of an earlier block are given back. Does nothing in memory.
 
         Args:
             entry: `LedgerEntry` without counts, what the steps will be.
@@ -150,7 +150,7 @@ class PrivacyLedger:
         self._write(ahead=(steps, epochs))
 
     def settle(self):
-        """Writes the true counts: what is left of a block is given back."""
+        """Writes the true counts; unused steps of a block are given back."""
         if self._file is not None and self._segments:
             self._write()
 
@@ -262,7 +262,7 @@ class PrivacyLedger:
     def steps_within(
         self, entry, *, epsilon: float, delta: float, accountant: str = "rdp"
     ) -> int:
-        """How many further steps keep a budget.
+        """Number of further steps that keep a budget.
 
         Args:
             entry: `LedgerEntry`, what the steps would be.
@@ -370,7 +370,7 @@ class PrivacyLedger:
 
 
 def _extends(entry, other):
-    """Whether one event describes both: epochs and single steps do not add."""
+    """True if one entry can count both: epochs and single steps do not add."""
     return entry.description == other.description and (
         not entry.each_example_once_per_epoch
         or (entry.epochs > 0) == (other.epochs > 0)

@@ -21,7 +21,7 @@ class Segment:
     """Steps that one ledger counted without interruption.
 
     Attributes:
-        name: str, random, by which the same steps are known again.
+        name: str, random; the same name means the same steps.
         described: `LedgerEntry` without counts.
         steps: int. Defaults to 0.
         epochs: int. Defaults to 0.
@@ -52,7 +52,7 @@ class LedgerFile:
 
     @property
     def exists(self) -> bool:
-        """Whether there was a file, or one was written."""
+        """True if there was a file, or one was written."""
         return self._content is not None
 
     def segments(self) -> list[Segment]:

@@ -1,4 +1,4 @@
-"""The privacy statement: what was spent, and what that means, in prose."""
+"""The privacy statement: the guarantee of a model and its limits, in prose."""
 
 import decimal
 import math
@@ -162,7 +162,7 @@ def _claim(entries, epsilon, delta, accountant):
 
 
 def _fault(entry):
-    """Why the steps of an entry are not private."""
+    """Reason why the steps of an entry are not private."""
     if entry.private_state:
         return "used a basis that was computed from private data"
     return "added no noise" + " and clipped nothing" * math.isinf(
@@ -171,7 +171,7 @@ def _fault(entry):
 
 
 def _sampling(entries):
-    """How the batches came about, as far as ε makes use of it."""
+    """The kinds of sampling that ε relies on, in words."""
     ways = dict.fromkeys(
         "with Poisson sampling"
         if entry.sampler == "poisson"
@@ -184,10 +184,10 @@ def _sampling(entries):
 
 
 def _warnings(entries, delta, uncovered):
-    known = [entry.examples for entry in entries if entry.examples is not None]
-    if known and delta >= 1 / max(known):
+    sizes = [entry.examples for entry in entries if entry.examples is not None]
+    if sizes and delta >= 1 / max(sizes):
         yield (
-            f"WARNING: δ = {delta:g} is not below 1/n = {1 / max(known):.3g}. "
+            f"WARNING: δ = {delta:g} is not below 1/n = {1 / max(sizes):.3g}. "
             "Publishing one example drawn at random would satisfy it: choose "
             "a much smaller one."
         )

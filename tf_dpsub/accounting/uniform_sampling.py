@@ -99,9 +99,9 @@ def uniform_noise_multiplier(
     low = high - 1.0
     while spent(low) <= epsilon:
         low -= 1.0
-    found = optimize.brentq(
+    logarithm = optimize.brentq(
         lambda v: math.log(min(spent(v), 1e300) / epsilon), low, high, xtol=1e-4
     )
-    while spent(found) > epsilon:
-        found += 1e-4
-    return math.exp(found)
+    while spent(logarithm) > epsilon:
+        logarithm += 1e-4
+    return math.exp(logarithm)

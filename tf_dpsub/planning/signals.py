@@ -1,4 +1,4 @@
-"""What mechanisms let through of gradients, seen on public examples."""
+"""Signal and noise of mechanisms, measured on public examples."""
 
 import dataclasses
 import math
@@ -139,14 +139,14 @@ class SignalMeter:
         self._prepare()
 
     def means(self):
-        """What is released of each batch, without noise, as a mean.
+        """Means that the mechanisms release of each batch, without noise.
 
         Returns:
             For each optimizer and each batch a list of float32 tensors, one
             for each trainable variable.
         """
-        found = [self._means(batch) for batch in self._batches]
-        return [list(of_one) for of_one in zip(*found)]
+        by_batch = [self._means(batch) for batch in self._batches]
+        return [list(by_optimizer) for by_optimizer in zip(*by_batch)]
 
     def measure(self, gradients: list) -> list:
         """The signal of each mechanism at the current weights.
@@ -178,14 +178,14 @@ class SignalMeter:
     def _traced_means(self, batch):
         step = self.model.training_step
         gradients, _ = step.per_example_gradients(batch)
-        found = []
+        by_optimizer = []
         for optimizer in self.optimizers:
             sums = optimizer.clipped_sums(gradients, batch["real"])
             sums = [tf.cast(s, tf.float64) for s in sums]
             means = _privatized(optimizer, optimizer.released_sums(sums))
             share = optimizer.batch_size / self._size
-            found.append([share * m for m in means])
-        return found
+            by_optimizer.append([share * m for m in means])
+        return by_optimizer
 
 
 def _privatized(optimizer, released):

@@ -15,7 +15,7 @@ _CLEAR = pathlib.Path("/proc/self/clear_refs")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepCost:
-    """What a step costs, by the size of its batch.
+    """Cost of a step, by the size of its batch.
 
     Attributes:
         microbatch_size: int.
@@ -24,8 +24,8 @@ class StepCost:
         seconds_each: float, what it takes for each microbatch.
         state_bytes: int, of weights and of the optimizer's state, a basis
             included.
-        memory_bytes: int, what a step works in: state, and all that it
-            computes; None where that is not known.
+        memory_bytes: int, what a step uses: state, and all that it computes;
+            None if unknown.
     """
 
     microbatch_size: int
@@ -35,7 +35,7 @@ class StepCost:
     memory_bytes: int | None
 
     def seconds(self, batch_size):
-        """What a step with an expected batch size takes, a float."""
+        """Seconds of a step with this expected batch size, a float."""
         passes = math.ceil(batch_size / self.microbatch_size)
         return self.seconds_once + passes * self.seconds_each
 
@@ -73,12 +73,12 @@ def measure_step(model, x, y):
     step(half)
     times = []
     for part in (half, batch):
-        taken = []
+        repeats = []
         for _ in range(_TIMED):
             start = time.perf_counter()
             step(part)
-            taken.append(time.perf_counter() - start)
-        times.append(min(taken))
+            repeats.append(time.perf_counter() - start)
+        times.append(min(repeats))
     each = max(times[1] - times[0], 0.0)
     memory_bytes = _memory_of(lambda: step(batch))
     # No ledger counts steps on public examples.
@@ -93,21 +93,21 @@ def measure_step(model, x, y):
 
 
 def _state_bytes(model):
-    held = sum(
+    total = sum(
         math.prod(v.shape) * tf.as_dtype(v.dtype).size
         for v in [*model.weights, *model.optimizer.variables]
     )
     subspace = getattr(model.optimizer, "subspace", None)
     if subspace is not None:
-        held += sum(
+        total += sum(
             4 * group.size * rank
             for group, rank in zip(subspace.groups, subspace.ranks)
         )
-    return held
+    return total
 
 
 def _memory_of(function):
-    """Memory that a function works in, in bytes; None if not known.
+    """Memory that a function uses, in bytes; None if unknown.
 
     TensorFlow keeps memory that it once had: the peak of a process says little
     about one of its functions. Linux tells which pages were touched.
