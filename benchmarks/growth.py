@@ -23,8 +23,8 @@ from collections.abc import Callable
 import numpy as np
 from matplotlib import ticker
 
-from launchers.reports import figures
 from tf_dpsub import files
+from tf_dpsub.launchers.reports import figures
 
 _TICKS = (1, 1.5, 2, 3, 5, 7)
 

@@ -16,7 +16,7 @@ def get_config():
     Example:
 
     ```python
-    from configs import default
+    from tf_dpsub.configs import default
 
     def get_config():
         config = default.get_config()

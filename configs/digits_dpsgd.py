@@ -1,6 +1,6 @@
 """DP-SGD on scikit-learn's digits, which need no download, in a minute."""
 
-from configs import default
+from tf_dpsub.configs import default
 
 
 def get_config():

@@ -20,7 +20,7 @@ Reference:
 
 from ml_collections import config_dict
 
-from configs import default
+from tf_dpsub.configs import default
 
 
 def get_config():

@@ -6,7 +6,7 @@ Reference:
     https://arxiv.org/abs/2007.03813)
 """
 
-from configs import default
+from tf_dpsub.configs import default
 
 
 def get_config():

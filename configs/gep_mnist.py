@@ -10,7 +10,7 @@ Reference:
     https://arxiv.org/abs/2102.12677)
 """
 
-from configs import default
+from tf_dpsub.configs import default
 
 
 def get_config():

@@ -7,7 +7,7 @@ Reference:
     Reparametrization, ICML 2021](https://arxiv.org/abs/2106.09352)
 """
 
-from configs import default
+from tf_dpsub.configs import default
 
 
 def get_config():

@@ -21,7 +21,7 @@ Reference:
     Dimensions?, NeurIPS 2022](https://arxiv.org/abs/2207.00160)
 """
 
-from configs import rgp_sst2
+from tf_dpsub.configs import rgp_sst2
 
 
 def get_config():

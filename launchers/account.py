@@ -15,13 +15,14 @@ without amplification by sampling:
 import json
 import math
 import sys
+from collections.abc import Callable
 
 from absl import flags
 
-from launchers.terminal import program
 from tf_dpsub import accounting
 from tf_dpsub.accounting import accountants
 from tf_dpsub.accounting.statement import round_up
+from tf_dpsub.launchers.terminal import program
 
 _EPSILON = flags.DEFINE_float("epsilon", None, "The budget.")
 _DELTA = flags.DEFINE_float(
@@ -52,7 +53,7 @@ _EXAMPLES = flags.DEFINE_integer(
 )
 _JSON = flags.DEFINE_bool("json", False, "Print JSON instead of a table.")
 
-_SOLVERS = {
+_SOLVERS: dict[str, Callable] = {
     "epsilon": accounting.epsilon,
     "noise_multiplier": accounting.noise_multiplier,
     "steps": accounting.steps,

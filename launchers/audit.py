@@ -24,12 +24,12 @@ import pathlib
 import numpy as np
 from absl import flags, logging
 
-from launchers.audits import mechanism
-from launchers.reports import figures, folder_page
-from launchers.terminal import program, quiet
-from launchers.terminal.program import DRY_RUN, WORKDIR
-from launchers.training import run_directory
 from tf_dpsub import files
+from tf_dpsub.launchers.audits import mechanism
+from tf_dpsub.launchers.reports import figures, folder_page
+from tf_dpsub.launchers.terminal import program, quiet
+from tf_dpsub.launchers.terminal.program import DRY_RUN, WORKDIR
+from tf_dpsub.launchers.training import run_directory
 
 _MECHANISMS = flags.DEFINE_list(
     "mechanisms", None, "Which to audit; all, unless given."

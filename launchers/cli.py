@@ -47,7 +47,7 @@ def run():
         )
         sys.exit(2)
     sys.argv = [f"tf-dpsub {name}", *rest]
-    importlib.import_module(f"launchers.{name}").run()
+    importlib.import_module(f"tf_dpsub.launchers.{name}").run()
 
 
 def overview():

@@ -26,11 +26,11 @@ import sys
 from absl import flags, logging
 from matplotlib import ticker
 
-from launchers.reports import figures, folder_page
-from launchers.terminal import program
-from launchers.terminal.program import DRY_RUN, WORKDIR
-from launchers.training import config_flag, run_directory
 from tf_dpsub import files
+from tf_dpsub.launchers.reports import figures, folder_page
+from tf_dpsub.launchers.terminal import program
+from tf_dpsub.launchers.terminal.program import DRY_RUN, WORKDIR
+from tf_dpsub.launchers.training import config_flag, run_directory
 
 _LABELLED = flags.DEFINE_enum(
     "labelled", "public", ["public", "test"], "Examples that are looked at."
@@ -184,7 +184,7 @@ def _listed(values):
 
 
 def _planned(config, compared):
-    from launchers.training import config_plan
+    from tf_dpsub.launchers.training import config_plan
 
     # What the planner looks at, and no line for each step that is traced.
     logging.set_verbosity(logging.INFO)

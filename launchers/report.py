@@ -9,9 +9,9 @@ compared with other runs in the folder around it.
 
 import pathlib
 
-from launchers.reports import folder_page
-from launchers.terminal import program
-from launchers.terminal.program import WORKDIR
+from tf_dpsub.launchers.reports import folder_page
+from tf_dpsub.launchers.terminal import program
+from tf_dpsub.launchers.terminal.program import WORKDIR
 
 
 def main():

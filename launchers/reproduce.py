@@ -19,13 +19,13 @@ import sys
 
 from absl import flags
 
-from launchers import papers
-from launchers.papers.engine import progress, results, runner, table
-from launchers.reports import figures, folder_page
-from launchers.terminal import program, quiet
-from launchers.terminal.program import DRY_RUN, WORKDIR
-from launchers.training import run_directory
 from tf_dpsub import files
+from tf_dpsub.launchers import papers
+from tf_dpsub.launchers.papers.engine import progress, results, runner, table
+from tf_dpsub.launchers.reports import figures, folder_page
+from tf_dpsub.launchers.terminal import program, quiet
+from tf_dpsub.launchers.terminal.program import DRY_RUN, WORKDIR
+from tf_dpsub.launchers.training import run_directory
 
 _EXPERIMENT = flags.DEFINE_string(
     "experiment", None, "Name of the experiment; --list shows all."
@@ -201,7 +201,7 @@ def announce(trials, workdir):
         print("\n".join(trial.name for trial in trials))
         return
     quiet.load_tensorflow()
-    from launchers.training import training_run
+    from tf_dpsub.launchers.training import training_run
 
     (trial,) = trials
     print(trial.name)

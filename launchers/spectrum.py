@@ -25,11 +25,11 @@ import numpy as np
 from absl import flags
 from matplotlib import colormaps, ticker
 
-from launchers.reports import figures, folder_page
-from launchers.terminal import program
-from launchers.terminal.program import DRY_RUN, WORKDIR
-from launchers.training import config_flag, run_directory
 from tf_dpsub import analysis, files
+from tf_dpsub.launchers.reports import figures, folder_page
+from tf_dpsub.launchers.terminal import program
+from tf_dpsub.launchers.terminal.program import DRY_RUN, WORKDIR
+from tf_dpsub.launchers.training import config_flag, run_directory
 
 _GRADIENTS = flags.DEFINE_string(
     "gradients", None, "A folder with gradients of a run of this config."
@@ -125,7 +125,7 @@ class Study:
         Raises:
             ValueError: if that run has fewer gradients than `k`.
         """
-        from launchers.training import objects
+        from tf_dpsub.launchers.training import objects
 
         if self.gradients is None:
             examples = len(objects.dataset(self.config).y_train)
@@ -141,7 +141,7 @@ class Study:
 
     def announce(self):
         """Says what `run` would do; measures a step, and trains nothing."""
-        from launchers.training import training_run
+        from tf_dpsub.launchers.training import training_run
 
         training_run.announce(
             self._recording(), self.folder / "record", resume=True
@@ -273,7 +273,7 @@ def _with_gram(gram):
 def _train(config, folder):
     import keras
 
-    from launchers.training import training_run
+    from tf_dpsub.launchers.training import training_run
 
     # A study trains many models, and directions are large.
     keras.utils.clear_session()

@@ -16,9 +16,9 @@ The workdir receives `result.json`, `metrics.csv`, `privacy_statement.txt`,
 
 from absl import flags
 
-from launchers.terminal import program
-from launchers.terminal.program import DRY_RUN, WORKDIR
-from launchers.training import config_flag
+from tf_dpsub.launchers.terminal import program
+from tf_dpsub.launchers.terminal.program import DRY_RUN, WORKDIR
+from tf_dpsub.launchers.training import config_flag
 
 _RESUME = flags.DEFINE_bool(
     "resume", False, "Go on with the run in the workdir, if there is one."
@@ -28,7 +28,7 @@ _RESUME = flags.DEFINE_bool(
 def main():
     """Trains as the flags say."""
     config = config_flag.begin()
-    from launchers.training import training_run
+    from tf_dpsub.launchers.training import training_run
 
     if DRY_RUN.value:
         training_run.announce(config, WORKDIR.value, _RESUME.value)

@@ -4,15 +4,15 @@ import pathlib
 import numpy as np
 import pytest
 
-from configs import default
-from launchers.training import config_checks, objects, tokens
 from tests.models import checkpoints
 from tf_dpsub import accounting, data
+from tf_dpsub.configs import default
+from tf_dpsub.launchers.training import config_checks, objects, tokens
 from tf_dpsub.subspaces.groups import make_groups
 
 FILES = sorted(
     path
-    for path in (pathlib.Path(__file__).parents[1] / "configs").glob("*.py")
+    for path in (pathlib.Path(__file__).parents[1] / "configs").glob("[!_]*.py")
     if path.name != "default.py"
 )
 SHAPES = {

@@ -22,8 +22,8 @@ import pytest
 import yaml
 
 import tf_dpsub
-from launchers import cli
 from tf_dpsub import optimizers
+from tf_dpsub.launchers import cli
 
 ROOT = pathlib.Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -303,7 +303,7 @@ def defined_flags(module, seen=None):
             # Flags that a loop defines, one after another.
             found |= _words([node.iter])
         for name in imported:
-            if name.split(".")[0] in ("launchers", "benchmarks"):
+            if name.startswith(("tf_dpsub.launchers", "benchmarks")):
                 found |= defined_flags(name, seen)
     return found
 
@@ -383,7 +383,7 @@ def check_command(words):
     elif rest[0] not in cli.COMMANDS:
         raise Claim(f"{program} has no command {rest[0]}")
     else:
-        module, rest = f"launchers.{rest[0]}", rest[1:]
+        module, rest = f"tf_dpsub.launchers.{rest[0]}", rest[1:]
     if module_file(module) is None:
         raise Claim(f"there is no module {module}")
     check_flags(module, rest)

@@ -26,10 +26,10 @@ import zipfile
 
 from absl import flags
 
-from configs import default
-from launchers.terminal import program
-from launchers.training import run_recorder, training_run
 from tf_dpsub import accounting
+from tf_dpsub.configs import default
+from tf_dpsub.launchers.terminal import program
+from tf_dpsub.launchers.training import run_recorder, training_run
 from tf_dpsub.training import run
 
 # Modules are loaded once, TensorFlow begins in each process.

@@ -14,13 +14,12 @@ LINT = "from importlinter import cli; cli.lint_imports_command()"
 
 @pytest.fixture
 def tree(tmp_path):
-    """A copy of what is linted."""
-    for folder in ("configs", "launchers", "tf_dpsub"):
-        shutil.copytree(
-            ROOT / folder,
-            tmp_path / folder,
-            ignore=lambda _, names: [n for n in names if n == "__pycache__"],
-        )
+    """A copy of what is linted, with configs and programs."""
+    shutil.copytree(
+        ROOT / "tf_dpsub",
+        tmp_path / "tf_dpsub",
+        ignore=lambda _, names: [n for n in names if n == "__pycache__"],
+    )
     shutil.copy(ROOT / "setup.cfg", tmp_path)
     return tmp_path
 
@@ -60,12 +59,25 @@ def test_the_tree_keeps_all_contracts(tree):
         ("tf_dpsub/more/a.py", "", "those of lower layers alone"),
         (
             "tf_dpsub/training/more.py",
-            "from launchers.terminal import program",
-            "neither programs nor configs",
+            "from tf_dpsub.launchers.terminal import program",
+            "those of lower layers alone",
         ),
-        ("configs/more.py", "import launchers.train", "configs no programs"),
-        ("launchers/report.py", "import launchers.train", "not each other"),
-        ("launchers/more.py", "", "not each other"),
+        (
+            "tf_dpsub/launchers/training/more.py",
+            "from launchers.terminal import program",
+            "have one name",
+        ),
+        (
+            "tf_dpsub/configs/more.py",
+            "from tf_dpsub.launchers import train",
+            "those of lower layers alone",
+        ),
+        (
+            "tf_dpsub/launchers/report.py",
+            "from tf_dpsub.launchers import train",
+            "not each other",
+        ),
+        ("tf_dpsub/launchers/more.py", "", "not each other"),
         (
             "tf_dpsub/checks.py",
             "def late():\n    from tf_dpsub import files\n    return files",

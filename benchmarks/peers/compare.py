@@ -28,9 +28,9 @@ from absl import app, flags
 
 from benchmarks.peers import timing
 from benchmarks.peers.workloads import WORKLOADS
-from launchers.reports import figures
-from launchers.terminal.program import WORKDIR
 from tf_dpsub import files
+from tf_dpsub.launchers.reports import figures
+from tf_dpsub.launchers.terminal.program import WORKDIR
 
 _WORKLOADS = flags.DEFINE_list(
     "workloads", list(WORKLOADS), "Which of them to measure."

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import time
 
-from launchers.audits import digits_membership
+from tf_dpsub.launchers.audits import digits_membership
 
 DELTA = 1e-5
 STEP_EPSILON = 1.0

@@ -2,9 +2,9 @@
 
 import dataclasses
 
-from launchers.papers import digits, gep, pdp, rgp
-from launchers.papers.geometric_median import GeometricMedian
-from launchers.papers.plan_ranking import PlanRanking
+from tf_dpsub.launchers.papers import digits, gep, pdp, rgp
+from tf_dpsub.launchers.papers.geometric_median import GeometricMedian
+from tf_dpsub.launchers.papers.plan_ranking import PlanRanking
 
 # Functions that build a `trials.Experiment` from `Inputs`. The first line of
 # their docstrings says what it shows.

@@ -3,9 +3,9 @@
 import functools
 import itertools
 
-from configs import digits_dpsgd
-from launchers.papers.engine import plots
-from launchers.papers.engine.trials import Experiment, Trial
+from tf_dpsub.configs import digits_dpsgd
+from tf_dpsub.launchers.papers.engine import plots
+from tf_dpsub.launchers.papers.engine.trials import Experiment, Trial
 
 _SEEDS = (0, 1, 2)
 _EPSILONS = (0.5, 2, 8)

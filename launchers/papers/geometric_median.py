@@ -18,9 +18,9 @@ import time
 import numpy as np
 from matplotlib import ticker
 
-from launchers.reports import figures, folder_page
-from launchers.terminal import durations
 from tf_dpsub import accounting, analysis, files
+from tf_dpsub.launchers.reports import figures, folder_page
+from tf_dpsub.launchers.terminal import durations
 
 _EPSILON, _DELTA = 2.0, 1e-6
 _EXAMPLES, _INFORMATIVE = 10_000, 10

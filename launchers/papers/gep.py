@@ -10,9 +10,9 @@ import functools
 import itertools
 import pathlib
 
-from configs import gep_cifar10, gep_linear_probe, gep_mnist
-from launchers.papers.engine import plots
-from launchers.papers.engine.trials import Experiment, Trial
+from tf_dpsub.configs import gep_cifar10, gep_linear_probe, gep_mnist
+from tf_dpsub.launchers.papers.engine import plots
+from tf_dpsub.launchers.papers.engine.trials import Experiment, Trial
 
 _SEEDS = (0, 1, 2)
 _METHODS = {"GP": "gp", "B-GEP": "bgep", "GEP": "gep"}

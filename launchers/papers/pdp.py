@@ -11,9 +11,9 @@ import functools
 import itertools
 import math
 
-from configs import mnist_dpsgd, pdp_fashion_mnist, pdp_mnist
-from launchers.papers.engine import plots
-from launchers.papers.engine.trials import Experiment, Trial
+from tf_dpsub.configs import mnist_dpsgd, pdp_fashion_mnist, pdp_mnist
+from tf_dpsub.launchers.papers.engine import plots
+from tf_dpsub.launchers.papers.engine.trials import Experiment, Trial
 
 _SEEDS = (0, 1, 2)
 _UNITS = ("tanh", "ReLU")

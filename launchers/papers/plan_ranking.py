@@ -7,9 +7,9 @@ import json
 import math
 import statistics
 
-from configs import default
-from launchers.reports import figures, folder_page
 from tf_dpsub import files
+from tf_dpsub.configs import default
+from tf_dpsub.launchers.reports import figures, folder_page
 
 # Experiments whose trials are ranked, and whether their public examples are
 # too many or too few to stand for the private ones: test examples do then.
@@ -246,7 +246,7 @@ def _as_json(member):
 
 def _planned(experiment, members, fraction):
     """The alignment of each member, by its name."""
-    from launchers.training import config_plan
+    from tf_dpsub.launchers.training import config_plan
 
     # What public examples are, a member with a subspace says.
     config = copy.deepcopy(

@@ -11,9 +11,9 @@ import itertools
 import math
 import pathlib
 
-from configs import rgp_cifar10, rgp_sst2
-from launchers.papers.engine import plots
-from launchers.papers.engine.trials import Experiment, Trial
+from tf_dpsub.configs import rgp_cifar10, rgp_sst2
+from tf_dpsub.launchers.papers.engine import plots
+from tf_dpsub.launchers.papers.engine.trials import Experiment, Trial
 
 _SEEDS = (0, 1, 2)
 _RANKS = (1, 2, 4, 8, 16)

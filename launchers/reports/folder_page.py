@@ -14,10 +14,15 @@ import markdown
 import numpy as np
 
 import tf_dpsub
-from launchers.reports import figures, html_statement, markup, safe_html
-from launchers.reports.markup import Figure, Section
 from tf_dpsub import files
 from tf_dpsub.accounting.statement import round_up
+from tf_dpsub.launchers.reports import (
+    figures,
+    html_statement,
+    markup,
+    safe_html,
+)
+from tf_dpsub.launchers.reports.markup import Figure, Section
 
 FILE = "report.html"
 _PACKAGES = ("tensorflow", "keras", "numpy", "dp-accounting")

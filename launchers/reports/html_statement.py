@@ -3,7 +3,7 @@
 import html
 import re
 
-from launchers.reports import markup
+from tf_dpsub.launchers.reports import markup
 
 # What a paragraph begins with, and what it says of it: a word and a full stop,
 # some words and a colon, or a mechanism with a longer description.

@@ -6,7 +6,7 @@ import hashlib
 import html
 import re
 
-from launchers.reports import safe_html
+from tf_dpsub.launchers.reports import safe_html
 
 _STYLE = """
 :root {

@@ -5,7 +5,7 @@ import textwrap
 
 from matplotlib import ticker
 
-from launchers.reports import figures
+from tf_dpsub.launchers.reports import figures
 
 _TEST, _TRAINING, _EPSILON = figures.BLUE, figures.ORANGE, figures.PURPLE
 

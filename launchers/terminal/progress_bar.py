@@ -7,7 +7,7 @@ import time
 
 import keras
 
-from launchers.terminal import durations
+from tf_dpsub.launchers.terminal import durations
 
 _SECONDS_BETWEEN_DRAWINGS = 0.5
 _WIDTH = 24

@@ -4,7 +4,7 @@ import difflib
 import math
 import os
 
-from configs import default
+from tf_dpsub.configs import default
 
 
 def check(config):

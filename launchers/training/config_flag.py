@@ -10,9 +10,9 @@ import ml_collections
 from absl import flags
 from ml_collections import config_flags
 
-from configs import default
-from launchers.terminal import program, quiet
-from launchers.training import config_checks
+from tf_dpsub.configs import default
+from tf_dpsub.launchers.terminal import program, quiet
+from tf_dpsub.launchers.training import config_checks
 
 CONFIG = config_flags.DEFINE_config_file(
     "config", None, "File of the config, such as configs/digits_dpsgd.py."
@@ -157,7 +157,7 @@ def with_own_configs(argv):
 
 def _close_config(named):
     """What configs of the package have a name like this."""
-    known = [path.stem for path in _CONFIGS.glob("*.py")]
+    known = [path.stem for path in _CONFIGS.glob("[!_]*.py")]
     stem = pathlib.Path(named.strip("'")).stem
     close = difflib.get_close_matches(stem, known, n=1)
     return f" Did you mean configs/{close[0]}.py?" if close else ""

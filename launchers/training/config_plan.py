@@ -4,8 +4,8 @@ import copy
 
 import keras
 
-from launchers.training import config_checks, objects, tasks, tokens
 from tf_dpsub import planning
+from tf_dpsub.launchers.training import config_checks, objects, tasks, tokens
 
 LABELLED = ("public", "test")
 

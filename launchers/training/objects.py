@@ -7,8 +7,6 @@ import keras
 import tensorflow as tf
 from scipy import optimize
 
-from launchers.training import trained_parts
-from launchers.training.config_checks import choose
 from tf_dpsub import (
     accounting,
     callbacks,
@@ -18,6 +16,8 @@ from tf_dpsub import (
     subspaces,
 )
 from tf_dpsub.data import npz
+from tf_dpsub.launchers.training import trained_parts
+from tf_dpsub.launchers.training.config_checks import choose
 
 _PRIVATE_OPTIMIZERS = {
     name: getattr(optimizers, name)

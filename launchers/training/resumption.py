@@ -6,7 +6,7 @@ import json
 import numpy as np
 from keras import tree
 
-from launchers.training import run_directory
+from tf_dpsub.launchers.training import run_directory
 
 # Rows of the inputs that stand for all; of the labels all count.
 _ROWS = 4096

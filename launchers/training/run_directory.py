@@ -6,8 +6,8 @@ import os
 import pathlib
 import shutil
 
-from configs import default
 from tf_dpsub import accounting, files
+from tf_dpsub.configs import default
 
 # A folder in the directory, and what is there before anything else.
 CHECKPOINTS = "checkpoint"

@@ -11,8 +11,8 @@ import warnings
 
 import keras
 
-from launchers.training import resumption, run_directory
 from tf_dpsub import files
+from tf_dpsub.launchers.training import resumption, run_directory
 
 _CHECKPOINT = "epoch_{:06d}.weights.h5"
 # Bytes of a checkpoint beside the numbers, for each variable.

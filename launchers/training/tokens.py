@@ -8,8 +8,8 @@ import pathlib
 
 import numpy as np
 
-from launchers.training import tasks
 from tf_dpsub import files
+from tf_dpsub.launchers.training import tasks
 
 # Texts at a time.
 _CHUNK = 4096

@@ -10,9 +10,11 @@ import numpy as np
 import tensorflow as tf
 
 import tf_dpsub
-from launchers.reports import folder_page, progress_figure
-from launchers.terminal import durations, progress_bar
-from launchers.training import (
+from tf_dpsub import accounting, callbacks, data, files, interruptions, layers
+from tf_dpsub.accounting.statement import round_up
+from tf_dpsub.launchers.reports import folder_page, progress_figure
+from tf_dpsub.launchers.terminal import durations, progress_bar
+from tf_dpsub.launchers.training import (
     config_checks,
     objects,
     resumption,
@@ -21,8 +23,6 @@ from launchers.training import (
     tasks,
     tokens,
 )
-from tf_dpsub import accounting, callbacks, data, files, interruptions, layers
-from tf_dpsub.accounting.statement import round_up
 from tf_dpsub.planning.step_cost import measure_step
 from tf_dpsub.training import workers
 

@@ -2,9 +2,9 @@ import json
 
 import pytest
 
-from launchers import account
 from tests.launchers.programs import python, run_main, run_program
 from tf_dpsub import accounting
+from tf_dpsub.launchers import account
 
 RATE = {"batch_size": 150, "examples": 60000}
 RUN = {"noise_multiplier": 1.3, "epochs": 15, "delta": 1e-5, **RATE}
@@ -149,7 +149,7 @@ class TestMain:
 class TestProgram:
     def test_solves_without_tensorflow(self):
         code = (
-            "import sys; from launchers import account; "
+            "import sys; from tf_dpsub.launchers import account; "
             "sys.argv[0] = 'account'; "
             "import atexit; atexit.register(lambda: print("
             "'tensorflow' in sys.modules, file=sys.stderr)); account.run()"

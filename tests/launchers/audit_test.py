@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from launchers import audit
-from launchers.audits import mechanism
 from tests.auditing.audited_mechanisms import CHECKS, WithHalfTheNoise
 from tests.launchers.programs import run_program
 from tf_dpsub import optimizers
+from tf_dpsub.launchers import audit
+from tf_dpsub.launchers.audits import mechanism
 
 TINY = mechanism.Sizes(steps=200, cases=30, runs=200, canaries=40)
 

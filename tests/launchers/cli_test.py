@@ -8,10 +8,13 @@ import sys
 import pytest
 from absl import flags
 
-from launchers import cli
-from launchers.terminal import program
+from tf_dpsub.launchers import cli
+from tf_dpsub.launchers.terminal import program
 
-COMMANDS = [importlib.import_module(f"launchers.{n}") for n in cli.COMMANDS]
+COMMANDS = [
+    importlib.import_module(f"tf_dpsub.launchers.{name}")
+    for name in cli.COMMANDS
+]
 
 
 def tf_dpsub(*arguments, code=0):

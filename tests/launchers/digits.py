@@ -1,7 +1,7 @@
 """A run on scikit-learn's digits, and what stops it."""
 
-from configs import default
-from launchers.training import run_recorder
+from tf_dpsub.configs import default
+from tf_dpsub.launchers.training import run_recorder
 
 SETTINGS = {
     "model_kwargs": {"hidden": (32,), "activation": "tanh"},

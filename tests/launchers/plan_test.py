@@ -6,10 +6,10 @@ import shlex
 import numpy as np
 import pytest
 
-from launchers import plan
-from launchers.training import config_plan
 from tests.launchers.digits import digits_config
 from tests.launchers.programs import run_program
+from tf_dpsub.launchers import plan
+from tf_dpsub.launchers.training import config_plan
 from tf_dpsub.planning import Candidate
 
 QUICK = {

@@ -8,7 +8,7 @@ import sys
 from absl import flags
 from absl.testing import flagsaver
 
-from launchers.terminal import program
+from tf_dpsub.launchers.terminal import program
 
 _ROOT = pathlib.Path(__file__).parents[2]
 

@@ -9,11 +9,11 @@ import time
 
 import pytest
 
-from launchers import papers, reproduce
-from launchers.papers.engine import plots, results, trials
-from launchers.terminal import program
 from tests.launchers.papers.engine import finished_trials
 from tests.launchers.programs import python, run_main
+from tf_dpsub.launchers import papers, reproduce
+from tf_dpsub.launchers.papers.engine import plots, results, trials
+from tf_dpsub.launchers.terminal import program
 
 ROOT = pathlib.Path(reproduce.__file__).parents[1]
 
@@ -172,9 +172,9 @@ class TestReproduce:
 
 PROGRAM = """
 import functools, sys
-from configs import default
-from launchers import papers, reproduce
-from launchers.papers import plots, trials
+from tf_dpsub.configs import default
+from tf_dpsub.launchers import papers, reproduce
+from tf_dpsub.launchers.papers import plots, trials
 
 def trial(name, method, **changes):
     config = default.get_config()
@@ -332,7 +332,7 @@ class TestProgram:
         self, argument, message
     ):
         code = (
-            "import sys, atexit; from launchers import reproduce; "
+            "import sys, atexit; from tf_dpsub.launchers import reproduce; "
             "atexit.register(lambda: print('tensorflow' in sys.modules)); "
             "sys.argv[0] = 'reproduce'; reproduce.run()"
         )

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import tf_dpsub
-from launchers import spectrum
-from launchers.training import training_run
 from tests.launchers.digits import digits_config
 from tf_dpsub import accounting, analysis
+from tf_dpsub.launchers import spectrum
+from tf_dpsub.launchers.training import training_run
 
 
 def config(**changes):

@@ -8,8 +8,6 @@ import pytest
 from scipy import special
 
 import tf_dpsub
-from configs import default
-from launchers.training import trained_parts
 from tests.models.checkpoints import (
     WORDS,
     masked_head,
@@ -18,6 +16,8 @@ from tests.models.checkpoints import (
     write_masked,
 )
 from tf_dpsub import models
+from tf_dpsub.configs import default
+from tf_dpsub.launchers.training import trained_parts
 
 TEMPLATE = "a {text} film {mask} s"
 

@@ -36,20 +36,23 @@ def check(holds, what):
 
 
 def check_files():
-    import configs
-    import launchers
     import tf_dpsub
 
-    for package in (configs, launchers, tf_dpsub):
-        (folder,) = package.__path__
-        own = CLONE not in pathlib.Path(folder).resolve().parents
-        # An environment may lie in the clone.
-        own = own or "site-packages" in folder
-        check(own, f"{package.__name__} comes from the wheel")
+    (folder,) = tf_dpsub.__path__
+    own = CLONE not in pathlib.Path(folder).resolve().parents
+    # An environment may lie in the clone.
+    own = own or "site-packages" in folder
+    check(own, "tf_dpsub comes from the wheel")
     files = [str(f) for f in importlib.metadata.files("tf_dpsub")]
     check("tf_dpsub/py.typed" in files, "type hints are declared")
-    foreign = {"tests", "benchmarks", "docs"} & {f.split("/")[0] for f in files}
-    check(not foreign, "nothing but the package is installed")
+    version = importlib.metadata.version("tf_dpsub")
+    packages = {f.split("/")[0] for f in files if not f.startswith("..")}
+    check(
+        packages == {"tf_dpsub", f"tf_dpsub-{version}.dist-info"},
+        "nothing but the package is installed",
+    )
+    top = [importlib.util.find_spec(name) for name in ("configs", "launchers")]
+    check(top == [None, None], "programs and configs take no names of others")
 
 
 def check_example():

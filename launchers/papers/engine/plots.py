@@ -7,7 +7,7 @@ import statistics
 import numpy as np
 from matplotlib import colormaps, ticker
 
-from launchers.reports import figures
+from tf_dpsub.launchers.reports import figures
 
 # A method keeps its colour and its marker in all figures.
 _COLOURS = {

@@ -6,8 +6,8 @@ import statistics
 import sys
 import time
 
-from launchers.papers.engine import results
-from launchers.terminal import durations
+from tf_dpsub.launchers.papers.engine import results
+from tf_dpsub.launchers.terminal import durations
 
 _SECONDS_BETWEEN_LINES = 300
 

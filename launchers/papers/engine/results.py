@@ -9,9 +9,9 @@ import statistics
 
 import numpy as np
 
-from launchers.papers.engine import trials
 from tf_dpsub import accounting
 from tf_dpsub.accounting import accountants
+from tf_dpsub.launchers.papers.engine import trials
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,8 @@ import threading
 import time
 import traceback
 
-from launchers.terminal import quiet
 from tf_dpsub import files
+from tf_dpsub.launchers.terminal import quiet
 
 # A step is finished before a process that was told to stop does so.
 _SECONDS_TO_STOP = 120
@@ -199,7 +199,7 @@ def _train(config, folder, threads):
         import keras
         import tensorflow as tf
 
-        from launchers.training import training_run
+        from tf_dpsub.launchers.training import training_run
 
         tf.config.list_physical_devices("GPU")
     if not tf.config.threading.get_intra_op_parallelism_threads():

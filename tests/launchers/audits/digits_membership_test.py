@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from launchers.audits import digits_membership
+from tf_dpsub.launchers.audits import digits_membership
 
 
 def test_shadow_models_see_half_of_the_examples():

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from scipy import optimize
 
-from launchers import reproduce
-from launchers.papers import geometric_median as study
 from tests.launchers.programs import run_main
+from tf_dpsub.launchers import reproduce
+from tf_dpsub.launchers.papers import geometric_median as study
 
 POINT = study.Point("diag(1/j)", 20, 1e-2, 0.0, 0)
 

@@ -5,12 +5,12 @@ import re
 import numpy as np
 import pytest
 
-from configs import default
-from launchers import papers
-from launchers.papers.engine import results, trials
-from launchers.reports import figures
-from launchers.training import config_checks, run_directory
 from tests.launchers.papers.engine import finished_trials
+from tf_dpsub.configs import default
+from tf_dpsub.launchers import papers
+from tf_dpsub.launchers.papers.engine import results, trials
+from tf_dpsub.launchers.reports import figures
+from tf_dpsub.launchers.training import config_checks, run_directory
 
 
 @pytest.fixture(scope="module")

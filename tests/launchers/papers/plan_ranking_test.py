@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from configs import default
-from launchers.papers import plan_ranking
-from launchers.training import run_directory
+from tf_dpsub.configs import default
+from tf_dpsub.launchers.papers import plan_ranking
+from tf_dpsub.launchers.training import run_directory
 
 PROJECTED = {
     "optimizer": "ProjectedDPSGD",

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from matplotlib import ticker
 
-from launchers.reports import figures
+from tf_dpsub.launchers.reports import figures
 
 
 @pytest.fixture(name="canvas")

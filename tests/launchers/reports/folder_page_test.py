@@ -9,10 +9,10 @@ import pytest
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 
-from launchers.reports import folder_page
-from launchers.training import training_run
 from tests.launchers import programs
 from tests.launchers.digits import digits_config
+from tf_dpsub.launchers.reports import folder_page
+from tf_dpsub.launchers.training import training_run
 
 PHONE, DESK = (390, 844), (1280, 900)
 SMALL_PHONES = [(360, 740), (320, 568)]

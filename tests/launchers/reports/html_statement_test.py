@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from launchers.reports import html_statement
 from tf_dpsub.accounting import LedgerEntry, PrivacyLedger, statement
+from tf_dpsub.launchers.reports import html_statement
 
 ENTRY = LedgerEntry(
     mechanism="DPSGD",

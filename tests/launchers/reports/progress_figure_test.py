@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from launchers.reports import progress_figure
+from tf_dpsub.launchers.reports import progress_figure
 
 
 @pytest.mark.parametrize("perplexities", [(math.inf, 3.0), (math.inf,) * 2])

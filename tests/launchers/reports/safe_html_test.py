@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from launchers.reports import figures, folder_page, markup, safe_html
+from tf_dpsub.launchers.reports import figures, folder_page, markup, safe_html
 
 HOSTILE_SVG = (
     "<svg onload=alert(1)><script>alert(2)</script><g>kept</g></svg>",

@@ -1,6 +1,6 @@
 import pytest
 
-from launchers.terminal import durations
+from tf_dpsub.launchers.terminal import durations
 
 
 @pytest.mark.parametrize(

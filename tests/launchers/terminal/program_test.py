@@ -4,7 +4,7 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
-from launchers.terminal import program
+from tf_dpsub.launchers.terminal import program
 
 
 @pytest.fixture(autouse=True)

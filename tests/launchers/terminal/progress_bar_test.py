@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import tf_dpsub
-from launchers.terminal import progress_bar
 from tf_dpsub import callbacks
+from tf_dpsub.launchers.terminal import progress_bar
 
 EPOCHS = 3
 

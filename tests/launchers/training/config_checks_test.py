@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from configs import default
-from launchers.training import config_checks
 from tests.launchers.programs import python
+from tf_dpsub.configs import default
+from tf_dpsub.launchers.training import config_checks
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_mistakes(changes, message):
 
 def test_nothing_slow_is_loaded():
     code = (
-        "import sys; from launchers import train; "
+        "import sys; from tf_dpsub.launchers import train; "
         "slow = {'tensorflow', 'keras'} & set(sys.modules); assert not slow"
     )
     done = python("-c", code)
@@ -50,7 +50,8 @@ def test_a_config_that_is_none_ends_in_one_line(tmp_path, text, message):
     file = tmp_path / "config.py"
     file.write_text(text, "utf-8")
     code = (
-        "from launchers.training import config_flag; config_flag.run(lambda: 0)"
+        "from tf_dpsub.launchers.training import config_flag; "
+        "config_flag.run(lambda: 0)"
     )
     arguments = [f"--config={file}", f"--workdir={tmp_path / 'run'}"]
     done = python("-c", code, *arguments)

@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from launchers.training import config_flag
 from tests.launchers.digits import digits_config
+from tf_dpsub.launchers.training import config_flag
 
 OWN = pathlib.Path(config_flag.__file__).parents[2] / "configs"
 

@@ -12,10 +12,10 @@ import keras
 import numpy as np
 import pytest
 
-from launchers.training import training_run
 from tests.launchers.digits import StopAt, digits_config
 from tests.launchers.programs import contents
 from tf_dpsub import accounting
+from tf_dpsub.launchers.training import training_run
 
 pytestmark = pytest.mark.slow
 

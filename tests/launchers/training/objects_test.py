@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from configs import default
-from launchers.training import config_checks, objects
 from tf_dpsub import accounting, data, subspaces
+from tf_dpsub.configs import default
+from tf_dpsub.launchers.training import config_checks, objects
 
 PDP = {
     "optimizer": "ProjectedDPSGD",

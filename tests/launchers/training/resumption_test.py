@@ -7,10 +7,15 @@ import stat
 import numpy as np
 import pytest
 
-from launchers.training import objects, resumption, run_directory, training_run
 from tests.launchers.digits import StopAt, digits_config
 from tests.launchers.programs import contents
 from tf_dpsub import accounting
+from tf_dpsub.launchers.training import (
+    objects,
+    resumption,
+    run_directory,
+    training_run,
+)
 
 EXAMPLES, STEPS_PER_EPOCH = 90, 3
 

@@ -5,9 +5,9 @@ import stat
 
 import pytest
 
-from configs import default
-from launchers.training import run_directory
 from tf_dpsub import files
+from tf_dpsub.configs import default
+from tf_dpsub.launchers.training import run_directory
 
 CONFIG = run_directory.json_fields(default.get_config())
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from scipy import special
 
-from launchers.training import tasks
+from tf_dpsub.launchers.training import tasks
 
 _random = np.random.default_rng(0)
 TARGETS = np.array([[-1, 2, 0, -1], [1, -1, -1, -1]])

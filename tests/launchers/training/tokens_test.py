@@ -4,9 +4,9 @@ import stat
 import numpy as np
 import pytest
 
-from launchers.training import tokens
 from tests.models.checkpoints import write, write_gpt2_of_bytes
 from tf_dpsub import data, models
+from tf_dpsub.launchers.training import tokens
 
 
 @pytest.fixture(autouse=True)

@@ -3,9 +3,9 @@ import numpy as np
 import pytest
 
 import tf_dpsub
-from configs import default
-from launchers.training import trained_parts
 from tf_dpsub import layers
+from tf_dpsub.configs import default
+from tf_dpsub.launchers.training import trained_parts
 
 
 def network():

@@ -12,16 +12,16 @@ import tensorflow as tf
 from matplotlib import image
 from tensorboard.backend.event_processing import event_accumulator
 
-from launchers.training import (
+from tests.launchers.digits import StopAt, digits_config
+from tests.launchers.programs import contents, python
+from tests.models import checkpoints
+from tf_dpsub import accounting, data
+from tf_dpsub.launchers.training import (
     objects,
     run_directory,
     run_recorder,
     training_run,
 )
-from tests.launchers.digits import StopAt, digits_config
-from tests.launchers.programs import contents, python
-from tests.models import checkpoints
-from tf_dpsub import accounting, data
 
 # Of the 1,438 private digits.
 STEPS_PER_EPOCH = 6
@@ -303,7 +303,7 @@ class TestInterruption:
         changes = {"batch_size": 16, "epochs": 4}
         crash = (
             "import os, pytest\n"
-            "from launchers.training import training_run\n"
+            "from tf_dpsub.launchers.training import training_run\n"
             "from tests.launchers.digits import StopAt, digits_config\n"
             "StopAt(pytest.MonkeyPatch(), 2, 16, lambda: os._exit(9))\n"
             f"config = digits_config(**{changes})\n"

@@ -5,10 +5,10 @@ import json
 
 import numpy as np
 
-from configs import default
-from launchers.papers.engine import trials
-from launchers.training import run_directory
 from tf_dpsub import accounting
+from tf_dpsub.configs import default
+from tf_dpsub.launchers.papers.engine import trials
+from tf_dpsub.launchers.training import run_directory
 
 EXAMPLES, STEPS = 1000, 20
 

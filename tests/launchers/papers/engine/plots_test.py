@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from matplotlib import image
 
-from launchers.papers.engine import plots, results, trials
-from launchers.reports import figures
 from tests.launchers.papers.engine import finished_trials
+from tf_dpsub.launchers.papers.engine import plots, results, trials
+from tf_dpsub.launchers.reports import figures
 
 _RECORDED = ("errors", "spectra", "residuals")
 

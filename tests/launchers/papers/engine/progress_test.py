@@ -1,7 +1,7 @@
 import time
 
-from launchers.papers.engine import progress, runner
 from tests.launchers.papers.engine import finished_trials
+from tf_dpsub.launchers.papers.engine import progress, runner
 
 
 class Runner:

@@ -3,9 +3,9 @@ import math
 
 import pytest
 
-from launchers.papers.engine import results, trials
 from tests.launchers.papers.engine import finished_trials
 from tf_dpsub import accounting
+from tf_dpsub.launchers.papers.engine import results, trials
 
 
 @pytest.fixture

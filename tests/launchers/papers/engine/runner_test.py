@@ -5,8 +5,8 @@ import signal
 
 import pytest
 
-from configs import default
-from launchers.papers.engine import results, runner, trials
+from tf_dpsub.configs import default
+from tf_dpsub.launchers.papers.engine import results, runner, trials
 
 pytestmark = pytest.mark.slow
 

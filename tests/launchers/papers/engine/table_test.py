@@ -2,9 +2,9 @@ import dataclasses
 
 import pytest
 
-from launchers.papers.engine import results, table, trials
 from tests.launchers.papers.engine import finished_trials
 from tf_dpsub import accounting
+from tf_dpsub.launchers.papers.engine import results, table, trials
 
 
 @pytest.fixture

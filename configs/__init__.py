@@ -1,0 +1,1 @@
+"""Configs of training runs, one experiment a file."""
