@@ -92,7 +92,7 @@ def measure(build, rank, blocks):
     rgp, private = _rgp_step(build, rank)
     optimizer = private.optimizer
     times = timed.measure_steps({"plain": plain, "RGP": rgp}, blocks)
-    refresh = tf.function(lambda: optimizer.prepare(private), autograph=False)
+    refresh = tf.function(optimizer.prepare, autograph=False)
     refresh()
     start = time.perf_counter()
     for _ in range(10):

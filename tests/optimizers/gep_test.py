@@ -594,7 +594,7 @@ def test_one_microbatch_is_in_memory_at_a_time(monkeypatch, kind):
 
     @tf.function
     def step():
-        model.optimizer.prepare(model)
+        model.optimizer.prepare()
         return model.training_step(batch)
 
     loops = list(_loops(step.get_concrete_function().graph))

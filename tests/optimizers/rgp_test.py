@@ -98,7 +98,7 @@ def prepared(optimizer, **arguments):
     """A model whose carriers are made, without a step."""
     model = private(optimizer, **arguments)
     model.optimizer.build_for(model)
-    model.optimizer.prepare(model)
+    model.optimizer.prepare()
     return model
 
 
@@ -273,7 +273,7 @@ class TestRelease:
         )
         private.compile(optimizer, "mse")
         optimizer.build_for(private)
-        optimizer.prepare(private)
+        optimizer.prepare()
         scale = hostile_steps.LOSS_SCALE.get(dtype, 1.0)
 
         def losses(batch):
@@ -365,7 +365,7 @@ class TestCarriers:
             base = own.kernel.numpy() if has_history else 0.0
             planted = self.plant(own, base)
             model.optimizer.inner_optimizer.iterations.assign(steps)
-            model.optimizer.prepare(model)
+            model.optimizer.prepare()
             left, right = factors(own)
             for found, expected in zip((left, right.T), planted):
                 overlap = np.linalg.svd(expected.T @ found, compute_uv=False)
@@ -379,7 +379,7 @@ class TestCarriers:
             u, s, _ = np.linalg.svd(kernel(model, "hidden"))
             for step in range(100):
                 model.optimizer.inner_optimizer.iterations.assign(step)
-                model.optimizer.prepare(model)
+                model.optimizer.prepare()
             left, _ = factors(carriers(model)["hidden"])
             missed[start] = RANK - np.linalg.norm(u[:, :RANK].T @ left) ** 2
         assert missed["warm"] < 1e-3 < 0.1 < missed["gaussian"]
@@ -407,7 +407,7 @@ class TestCarriers:
             )
         expected = {name: kernel(model, name) for name in carriers(model)}
         for _ in range(2):
-            model.optimizer.prepare(model)
+            model.optimizer.prepare()
         for name, own in carriers(model).items():
             assert_orthonormal(own)
             left, _ = factors(own)
@@ -420,7 +420,7 @@ class TestCarriers:
         for seed, steps in ((0, 0), (0, 1), (0, 0), (1, 0)):
             model = prepared(rgp(carriers="random", seed=seed))
             model.optimizer.inner_optimizer.iterations.assign(steps)
-            model.optimizer.prepare(model)
+            model.optimizer.prepare()
             for own in carriers(model).values():
                 assert_orthonormal(own)
             # Layers of one shape have their own.

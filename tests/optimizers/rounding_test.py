@@ -57,7 +57,7 @@ def released(model, x):
         tf.nest.map_structure(tf.type_spec_from_value, batch)
     )
     optimizer = model.optimizer
-    optimizer.prepare(model)
+    optimizer.prepare()
     sums = optimizer.released_sums(model.training_step(batch))
     parts = [np.ravel(s).astype(np.float64) for s in sums]
     return parts[1:] if isinstance(optimizer, optimizers.GEP) else parts

@@ -52,7 +52,7 @@ def refreshed(subspace, jit_compile=False, sizes=SIZES, **arguments):
         projected(subspace, **arguments), sizes, jit_compile=jit_compile
     )
     attach(model, steps=100)
-    model.optimizer.prepare(model)
+    model.optimizer.prepare()
     return matrix_of(subspace)
 
 
@@ -177,7 +177,7 @@ class TestDifficultExamples:
         attach(model)
         for name, scale in SCALES.items():
             layer.scale.assign(scale)
-            model.optimizer.prepare(model)
+            model.optimizer.prepare()
             check_orthonormal(matrix_of(subspace))
             if name == "one direction":
                 outside = np.eye(2 * PARAMETERS)[3] - (

@@ -45,21 +45,22 @@ def attached(subspace, sizes=SIZES, **arguments):
     return attach(make_private(projected(subspace, **arguments), sizes))
 
 
-def basis_at(subspace, model, step=0):
-    subspace.prepare(model, tf.constant(step))
+def basis_at(model, step=0):
+    subspace = model.optimizer.subspace
+    subspace.prepare(tf.constant(step))
     return matrix_of(subspace)
 
 
 class TestBasis:
     def test_is_orthonormal(self, storage):
         subspace = RandomSubspace(RANK)
-        basis = basis_at(subspace, attached(subspace))
+        basis = basis_at(attached(subspace))
         assert basis.shape == (PARAMETERS, RANK)
         assert np.abs(basis.T @ basis - np.eye(RANK)).max() <= 1e-5
 
     def test_each_group_has_a_block_of_its_own(self, storage):
         subspace = RandomSubspace(5, groups=[["part1"], ["part0"]])
-        basis = basis_at(subspace, attached(subspace))
+        basis = basis_at(attached(subspace))
         assert subspace.ranks == [3, 2]
         assert np.abs(basis.T @ basis - np.eye(5)).max() <= 1e-5
         assert not basis[:5, :3].any() and not basis[5:, 3:].any()
@@ -68,7 +69,7 @@ class TestBasis:
         """The energy of an axis follows a Beta distribution, of mean k/p."""
         subspace = RandomSubspace(RANK, update_every=1, seed=0)
         model = attached(subspace)
-        bases = np.stack([basis_at(subspace, model, t) for t in range(40)])
+        bases = np.stack([basis_at(model, t) for t in range(40)])
         energies = np.sum(np.square(bases), 2)  # [40, parameters]
         mean = RANK / PARAMETERS
         deviation = np.sqrt(2 * mean * (1 - mean) / (PARAMETERS + 2) / 40)
@@ -82,14 +83,14 @@ class TestBasis:
     def test_variables_have_numbers_of_their_own(self, storage):
         """The same rows for two variables would couple them."""
         subspace = RandomSubspace(RANK)
-        basis = basis_at(subspace, attached(subspace, (6, 6)))
+        basis = basis_at(attached(subspace, (6, 6)))
         # Up to R^-1, which both share, they are independent: of full rank.
         both = np.concatenate([basis[:6], basis[6:]], 1)
         assert np.linalg.svd(both)[1][-1] > 1e-3
 
     def test_full_rank_is_the_whole_space(self):
         subspace = RandomSubspace(PARAMETERS)
-        basis = basis_at(subspace, attached(subspace))
+        basis = basis_at(attached(subspace))
         assert np.abs(basis @ basis.T - np.eye(PARAMETERS)).max() <= 1e-5
 
     def test_rank_above_the_number_of_weights(self):
@@ -104,7 +105,7 @@ class TestNotStored:
         """Only k x k numbers, however many weights there are."""
         subspace = RandomSubspace(RANK)
         model = attached(subspace, (40, 50))
-        basis_at(subspace, model)
+        basis_at(model)
         kept = [
             v
             for v in tf.nest.flatten(list(vars(subspace).values()))
@@ -115,7 +116,7 @@ class TestNotStored:
     def test_everything_is_of_one_basis(self, storage):
         subspace = RandomSubspace(RANK)
         model = attached(subspace)
-        basis = basis_at(subspace, model)
+        basis = basis_at(model)
         vector = _random.normal(size=PARAMETERS)
         for dtype, tolerance in (("float32", 1e-5), ("float64", 1e-6)):
             parts = [
@@ -169,7 +170,7 @@ class TestNotStored:
 class TestRefresh:
     def bases(self, subspace, steps, **arguments):
         model = attached(subspace, **arguments)
-        return [basis_at(subspace, model, step) for step in range(steps)]
+        return [basis_at(model, step) for step in range(steps)]
 
     def test_is_never_drawn_anew_by_default(self, storage):
         first, second, third = self.bases(RandomSubspace(RANK), 3)
@@ -273,8 +274,8 @@ def test_serialisation():
     assert type(loaded) is RandomSubspace
     assert loaded.get_config() == subspace.get_config()
     np.testing.assert_array_equal(
-        basis_at(loaded, attached(loaded)),
-        basis_at(subspace, attached(subspace)),
+        basis_at(attached(loaded)),
+        basis_at(attached(subspace)),
     )
 
 

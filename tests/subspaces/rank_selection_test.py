@@ -78,7 +78,7 @@ def directions(subspace):
 def chosen(subspace, *args, **kwargs):
     """How many directions a first step uses."""
     model = attached(subspace, *args, **kwargs)
-    model.optimizer.prepare(model)
+    model.optimizer.prepare()
     return directions(subspace).shape[1]
 
 
@@ -131,8 +131,8 @@ class TestChoice:
                 batch_size=100,
                 **residual,
             )
-            model = attach(make_private(optimizer, (PARAMETERS,)), steps=1)
-            optimizer.prepare(model)
+            attach(make_private(optimizer, (PARAMETERS,)), steps=1)
+            optimizer.prepare()
             found.append(directions(subspace).shape[1])
         # A residual that is not clipped loses nothing.
         assert found == [PLANTED, 1]
@@ -142,7 +142,7 @@ class TestChoice:
         rows = np.concatenate([ROWS, 1e-3 * planted(1)], 1)
         subspace = public(rows, groups="layers", max_rank=2 * MOST)
         model = attached(subspace, 0.02, sizes=(PARAMETERS, PARAMETERS))
-        model.optimizer.prepare(model)
+        model.optimizer.prepare()
         assert subspace.ranks == [MOST, MOST]
         basis = matrix_of(subspace)
         first, second = np.split(np.any(basis != 0, 0), 2)
@@ -189,10 +189,10 @@ class TestHeldOut:
 
     def test_others_are_held_out_at_each_refresh(self):
         subspace = public(self.examples, held_out=4, max_rank=6)
-        model = attached(subspace, 1e-6)
+        attached(subspace, 1e-6)
         seen = []
         for step in range(8):
-            subspace.prepare(model, tf.constant(step))
+            subspace.prepare(tf.constant(step))
             whole = np.concatenate(
                 [np.concatenate(b, 0) for b in subspace._blocks]
             )
@@ -209,7 +209,7 @@ class TestHeldOut:
             self.examples, ONES[:10], rank=10, method="gram"
         )
         model = attached(subspace)
-        model.optimizer.prepare(model)
+        model.optimizer.prepare()
         inside = np.sum(np.square(matrix_of(subspace)), 1)[:10]
         np.testing.assert_allclose(inside, 1, atol=1e-4)
 
@@ -218,7 +218,7 @@ class TestDirectionsThatAreOff:
     def test_have_no_coordinates(self):
         subspace = public()
         model = attached(subspace, 0.02)
-        model.optimizer.prepare(model)
+        model.optimizer.prepare()
         basis = matrix_of(subspace)
         vector = _random.normal(size=(PARAMETERS, 1)).astype("float32")
         coordinates = subspace.coordinates([tf.constant(vector)]).numpy()
@@ -232,7 +232,7 @@ class TestDirectionsThatAreOff:
         """What GEP takes for inside is not clipped as residual."""
         subspace = public()
         model = attached(subspace, 0.02)
-        model.optimizer.prepare(model)
+        model.optimizer.prepare()
         basis = matrix_of(subspace)
         rows = _random.normal(size=(7, PARAMETERS)).astype("float32")
         embeddings = subspace.project(stored(model, rows)).numpy()
@@ -255,9 +255,9 @@ class TestRuns:
     def test_says_what_it_chose_and_why(self, caplog):
         caplog.set_level("INFO", logger="absl")
         subspace = public()
-        model = attached(subspace, 0.02)
+        attached(subspace, 0.02)
         for step in range(3):
-            subspace.prepare(model, tf.constant(step))
+            subspace.prepare(tf.constant(step))
         lines = [r.getMessage() for r in caplog.records]
         lines = [line for line in lines if "rank" in line]
         # Once: it did not change.
@@ -276,14 +276,14 @@ class TestRuns:
     def test_follows_another_optimizer(self):
         subspace = public()
         model = attached(subspace, 0.02)
-        model.optimizer.prepare(model)
+        model.optimizer.prepare()
         assert directions(subspace).shape[1] == PLANTED
         quiet = projected(
             subspace, noise_multiplier=1e-4, l2_norm_clip=CLIP, batch_size=100
         )
         model.compile(quiet, loss=lambda y, p: keras.ops.sum(y * p, -1))
         attach(model, steps=1)
-        model.optimizer.prepare(model)
+        model.optimizer.prepare()
         assert directions(subspace).shape[1] == MOST
 
     def test_touches_nothing_private(self):

@@ -41,7 +41,7 @@ ALL = pytest.mark.parametrize("kind", SUBSPACES)
 def prepared(kind):
     subspace = SUBSPACES[kind]()
     model = attach(make_private(projected(subspace)))
-    model.optimizer.prepare(model)
+    model.optimizer.prepare()
     return subspace, model, matrix_of(subspace)
 
 

@@ -1,8 +1,8 @@
 """Single steps of a mechanism, on gradients that are given.
 
-What a step releases is the noisy sums that its optimizer makes gradients of:
-they are recorded where `privatize` takes them. It is compared with what the
-mechanism claims, said here once more, apart from the mechanism's own code.
+What a step releases is the noisy sums that its optimizer makes gradients of. It
+is compared with what the mechanism claims, said here once more, apart from the
+mechanism's own code.
 """
 
 import dataclasses
@@ -108,7 +108,7 @@ class StepAudit:
         )
         self._weights = self._model.trainable_variables
         self._start = [tf.identity(w) for w in self._weights]
-        self.optimizer.prepare(self._model)
+        self.optimizer.prepare()
         shapes = [
             s.shape
             for s in self.optimizer.released_sums(
@@ -262,7 +262,7 @@ class StepAudit:
 
     def _traced_steps(self, data, steps):
         def step():
-            self.optimizer.prepare(self._model)
+            self.optimizer.prepare()
             noisy = self._noisy_sums(data)
             moved = [s - w for s, w in zip(self._start, self._weights)]
             return _flat(noisy), _flat(moved)
@@ -274,7 +274,7 @@ class StepAudit:
         stddevs = tf.constant(self._stddevs(), tf.float32)
 
         def step():
-            self.optimizer.prepare(self._model)
+            self.optimizer.prepare()
             sums = (self._traced_sums(d) for d in (with_it, without))
             shift = _flat([a - b for a, b in zip(*sums)]) / stddevs
             size = tf.norm(shift)
@@ -287,7 +287,7 @@ class StepAudit:
 
     def _traced_low_bits(self, data, with_it, without, steps):
         def step():
-            self.optimizer.prepare(self._model)
+            self.optimizer.prepare()
             sums = [self._traced_sums(d) for d in (with_it, without)]
             noisy = _flat(self._noisy_sums(data))
             refuted = [
@@ -322,20 +322,9 @@ class StepAudit:
 
     def _noisy_sums(self, data):
         """Ends a step, and returns the noisy sums that it made gradients of."""
-        optimizer, seen = self.optimizer, []
-        privatize = optimizer.privatize
-
-        def recorded(noisy_sums):
-            seen.append(noisy_sums)
-            return privatize(noisy_sums)
-
-        object.__setattr__(optimizer, "privatize", recorded)
-        try:
-            optimizer.release(self._model.training_step(data))
-        finally:
-            object.__delattr__(optimizer, "privatize")
-        (noisy,) = seen
-        return noisy
+        noisy_sums = self.optimizer.noisy(self._model.training_step(data))
+        self.optimizer.apply_noisy(noisy_sums)
+        return noisy_sums
 
     def _batch(self, batch, rows=None):
         data = given_batches.padded(

@@ -130,8 +130,8 @@ class GEP(SubspaceOptimizer):
             f"multipliers {pair[0]:.6g} and {pair[1]:.6g}, which make one σ"
         )
 
-    def prepare(self, model):
-        self.subspace.prepare(model, self.iterations)
+    def prepare(self):
+        self.subspace.prepare(self.iterations)
 
     def sum_shapes(self):
         shape = tf.TensorShape([self.subspace.rank])

@@ -131,7 +131,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
             steps: int, or None where that is not known.
         """
 
-    def prepare(self, model):
+    def prepare(self):
         """Refreshes public state before a step. Touches nothing private."""
 
     @property
@@ -256,17 +256,18 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
 
     # One step.
 
-    def release(self, sums: list, regularization: list | None = None):
-        """Adds noise to the sums of a batch, and applies the gradients.
+    def noisy(self, sums: list) -> list:
+        """Adds the noise of one step to the sums of a batch.
 
         Over several replicas the sums are added up first, and the noise is
         drawn once, on the first replica, inside that one reduction.
 
         Args:
             sums: list of tensors, the sums of this replica.
-            regularization: list of gradients of weight regularisers, or None
-                for each variable without one. They depend on weights alone and
-                enter after the noise. Defaults to `None`.
+
+        Returns:
+            List of float32 tensors, `released_sums` with noise: the same on
+            all replicas.
         """
         sums = self.released_sums(sums)
         key = self._noise_key.advance()
@@ -286,13 +287,25 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
             sums = tf.distribute.get_replica_context().all_reduce(
                 tf.distribute.ReduceOp.SUM, sums
             )
-        gradients = self.privatize([tf.cast(s, tf.float32) for s in sums])
+        return [tf.cast(s, tf.float32) for s in sums]
+
+    def apply_noisy(self, noisy_sums: list, regularization: list | None = None):
+        """Applies the gradients that follow from noisy sums.
+
+        Args:
+            noisy_sums: list of tensors, as `noisy` returns.
+            regularization: list of gradients of weight regularisers, or None
+                for each variable without one. They depend on weights alone and
+                enter after the noise. Defaults to `None`.
+        """
+        gradients = self.privatize(noisy_sums)
         if regularization is not None:
             gradients = [
                 g if r is None else g + tf.cast(r, tf.float32)
                 for g, r in zip(gradients, regularization)
             ]
         # Keras adds the gradients of the replicas up again.
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
         gradients = [
             tf.cast(g / replicas if replicas > 1 else g, v.dtype)
             for g, v in zip(gradients, self._trainable_variables)

@@ -99,8 +99,8 @@ class ProjectedDPSGD(SubspaceOptimizer):
     def _is_projecting(self):
         return self.start_step == 0 or self.iterations >= self.start_step
 
-    def prepare(self, model):
-        self.subspace.prepare(model, self.iterations, self._is_projecting())
+    def prepare(self):
+        self.subspace.prepare(self.iterations, self._is_projecting())
 
     def sum_shapes(self):
         return [v.shape for v in self._trainable_variables]

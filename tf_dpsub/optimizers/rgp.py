@@ -172,7 +172,7 @@ class RGP(DPSGD):
             )
         ]
 
-    def prepare(self, model):
+    def prepare(self):
         # Not when it is built: weights may be loaded after that.
         kept = [v for v in self._initial if v is not None]
         assign_if(

@@ -125,9 +125,7 @@ class SignalMeter:
             optimizer.build_for(self.model)
             optimizer.attach(self.model)
         step = self.model.training_step
-        self._prepare = tf.function(
-            lambda: first.prepare(self.model), autograph=False
-        )
+        self._prepare = tf.function(first.prepare, autograph=False)
         self._means = tf.function(
             self._traced_means, autograph=False, jit_compile=step.is_compiled
         )

@@ -66,8 +66,9 @@ def measure_step(model, x, y):
 
     @tf.function(autograph=False)
     def step(data):
-        model.optimizer.prepare(model)
-        model.optimizer.release(model.training_step(data))
+        model.optimizer.prepare()
+        noisy_sums = model.optimizer.noisy(model.training_step(data))
+        model.optimizer.apply_noisy(noisy_sums)
 
     iterations = int(model.optimizer.iterations.numpy())
     step(half)

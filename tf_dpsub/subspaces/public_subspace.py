@@ -245,7 +245,7 @@ class PublicSubspace(Subspace):
         if self.selection is not None:
             self.selection.begin_run(steps)
 
-    def prepare(self, model, iterations, is_used=True):
+    def prepare(self, iterations, is_used=True):
         iterations = tf.cast(iterations, tf.int64)
         due = tf.convert_to_tensor(is_used)
         if self.update_every > 1:

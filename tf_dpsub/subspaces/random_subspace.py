@@ -103,7 +103,7 @@ class RandomSubspace(Subspace):
         self._drawn_for = public_variable([2], tf.int64)
         self._drawn_for.assign([-1, -1])
 
-    def prepare(self, model, iterations, is_used=True):
+    def prepare(self, iterations, is_used=True):
         refresh = tf.zeros([], tf.int64)
         if self.update_every is not None:
             refresh = tf.cast(iterations, tf.int64) // self.update_every

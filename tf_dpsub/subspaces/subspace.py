@@ -122,11 +122,10 @@ class Subspace(abc.ABC):
             steps: int, or None where that is not known.
         """
 
-    def prepare(self, model, iterations, is_used=True):
+    def prepare(self, iterations, is_used=True):
         """Refreshes the basis before a step, if it is due.
 
         Args:
-            model: as for `attach`.
             iterations: int tensor, the number of steps so far.
             is_used: bool tensor, whether the step projects at all. Defaults to
                 `True`.

@@ -503,11 +503,14 @@ class PrivateModel(saving.SavedWithLedger):
             )
         self.current_run.require_optimizer()
         # Neither waits for the other, unless a mechanism makes it.
-        self.optimizer.prepare(self)
+        self.optimizer.prepare()
         sums = self.training_step(data)
         if self.current_run.observer is not None:
             self.current_run.observer(sums)
-        self.optimizer.release(sums, self._tallies.regularization_gradients())
+        self.optimizer.apply_noisy(
+            self.optimizer.noisy(sums),
+            self._tallies.regularization_gradients(),
+        )
         return self._tallies.added_to(self.get_metrics_result())
 
     def reset_metrics(self):
