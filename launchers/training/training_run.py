@@ -276,7 +276,7 @@ class _Run:
             batch_size=optimizer.batch_size,
             examples=self._batches.examples,
             sampler="poisson",
-            private_state=optimizer.has_private_state,
+            private_state=not optimizer.public_state.is_public,
         )
 
     def _announce(self, epochs):
@@ -309,7 +309,9 @@ class _Run:
                 "drawn at random would satisfy it"
             )
         if config.subspace is not None:
-            lines["subspace"] = ", ".join([config.subspace, *optimizer.notes])
+            lines["subspace"] = ", ".join(
+                [config.subspace, *optimizer.public_state.notes]
+            )
         if ledger.steps:
             lines["resumed"] = (
                 f"after {done} of {config.epochs} epochs, with ε = "

@@ -12,6 +12,7 @@ from tests.auditing.audited_mechanisms import (
     in_subspace,
 )
 from tf_dpsub import optimizers
+from tf_dpsub.primitives.public_state import PublicState
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
@@ -134,10 +135,14 @@ class WithNoiseInSinglePrecision(optimizers.DPSGD):
         return noisy
 
 
+class _NotCompilable(PublicState):
+    is_compilable = False
+
+
 class DividedByTheDrawnNumber(optimizers.DPSGD):
     """By how many rows were drawn, which is private."""
 
-    is_compilable = False
+    public_state = _NotCompilable()
 
     def build(self, variables):
         super().build(variables)

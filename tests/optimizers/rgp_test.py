@@ -454,10 +454,9 @@ class TestState:
         model.set_weights(weights)
         step(model)
         own = carriers(model)["hidden"]
+        bases = model.optimizer.public_state
         (initial,) = [
-            v
-            for v, c in zip(model.optimizer._initial, model.optimizer._found)
-            if c is own
+            v for v, c in zip(bases._initial, bases.of_variables) if c is own
         ]
         index = [id(v) for v in model.weights].index(id(own.kernel))
         np.testing.assert_array_equal(initial, weights[index])

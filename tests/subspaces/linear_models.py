@@ -72,7 +72,7 @@ def attach(model, steps=None):
     x = np.zeros([1, model.input_shape[1]])
     specs = tf.nest.map_structure(tf.type_spec_from_value, batch_of(model, x))
     model.prepare_training(specs)
-    model.optimizer.begin_run(steps)
+    model.optimizer.public_state.begin_run(steps)
     return model
 
 

@@ -131,7 +131,9 @@ class TestSteps:
             assert model.current_run is not None
             raise ValueError("refused")
 
-        monkeypatch.setattr(type(model.optimizer), "begin_run", refuse)
+        monkeypatch.setattr(
+            type(model.optimizer.public_state), "begin_run", refuse
+        )
         for train in (model.fit, model.train_on_batch):
             with pytest.raises(ValueError, match="refused"):
                 train(X[:4], Y[:4])

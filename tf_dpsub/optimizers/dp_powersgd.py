@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from tf_dpsub.checks import check_count
 from tf_dpsub.optimizers.dpsgd import DPSGD
+from tf_dpsub.primitives.public_state import seed_variable
 from tf_dpsub.subspaces import linear_algebra
-from tf_dpsub.subspaces.subspace import seed_variable
 
 
 @keras.saving.register_keras_serializable("tf_dpsub")

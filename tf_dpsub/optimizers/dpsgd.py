@@ -8,6 +8,7 @@ import keras
 
 from tf_dpsub.optimizers.private_optimizer import PrivateOptimizer
 from tf_dpsub.primitives.clipping import clipped_sum
+from tf_dpsub.primitives.release import Release
 
 
 @keras.saving.register_keras_serializable("tf_dpsub")
@@ -44,15 +45,14 @@ class DPSGD(PrivateOptimizer):
     def clipped_sums(self, gradients, keep):
         return clipped_sum(gradients, keep, self.l2_norm_clip, self.batch_size)
 
-    def noise_stddevs(self):
-        if self.noise_multiplier == 0:
-            return [0.0] * len(self.per_example_variables)
-        stddev = self.noise_multiplier * self.l2_norm_clip
-        return [stddev] * len(self.per_example_variables)
+    def releases(self):
+        return [
+            Release(
+                tensors=len(self.per_example_variables),
+                clip=self.l2_norm_clip,
+                noise_multiplier=self.noise_multiplier,
+            )
+        ]
 
     def privatize(self, noisy_sums):
         return [s / self.batch_size for s in noisy_sums]
-
-    @property
-    def effective_noise_multiplier(self):
-        return self.noise_multiplier

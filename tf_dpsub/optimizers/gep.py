@@ -5,14 +5,12 @@ Perturbation for Private Learning" (Yu, Zhang, Chen, Liu, ICLR 2021,
 Algorithm 1).
 """
 
-import math
-
 import keras
 import tensorflow as tf
 
-from tf_dpsub.optimizers.private_optimizer import check_privacy
 from tf_dpsub.optimizers.subspace_optimizer import SubspaceOptimizer
 from tf_dpsub.primitives.clipping import clip_factors
+from tf_dpsub.primitives.release import Release, check_privacy
 
 # PRIVACY: the squared norm of a residual is a difference, in which rounding and
 # what V lacks to be orthonormal leave this share of the gradient's.
@@ -130,9 +128,6 @@ class GEP(SubspaceOptimizer):
             f"multipliers {pair[0]:.6g} and {pair[1]:.6g}, which make one σ"
         )
 
-    def prepare(self):
-        self.subspace.prepare(self.iterations)
-
     def sum_shapes(self):
         shape = tf.TensorShape([self.subspace.rank])
         if not self.residual:
@@ -162,20 +157,23 @@ class GEP(SubspaceOptimizer):
         inside = self.subspace.lift(inside)
         return [embedding, *(a - b for a, b in zip(whole, inside))]
 
-    def noise_stddevs(self):
-        stddevs = [_stddev(self.noise_multiplier, self.l2_norm_clip)]
-        if self.residual:
-            stddev = _stddev(
-                self.residual_noise_multiplier, self.residual_norm_clip
+    def releases(self):
+        releases = [
+            Release(
+                tensors=1,
+                clip=self.l2_norm_clip,
+                noise_multiplier=self.noise_multiplier,
             )
-            stddevs += [stddev] * len(self._trainable_variables)
-        return stddevs
-
-    def release_clips(self):
-        clips = [self.l2_norm_clip]
+        ]
         if self.residual:
-            clips += [self.residual_norm_clip] * len(self._trainable_variables)
-        return clips
+            releases.append(
+                Release(
+                    tensors=len(self._trainable_variables),
+                    clip=self.residual_norm_clip,
+                    noise_multiplier=self.residual_noise_multiplier,
+                )
+            )
+        return releases
 
     def privatize(self, noisy_sums):
         embedding, *residuals = noisy_sums
@@ -183,19 +181,6 @@ class GEP(SubspaceOptimizer):
         if self.residual:
             sums = [a + b for a, b in zip(sums, residuals)]
         return [s / self.batch_size for s in sums]
-
-    @property
-    def effective_noise_multiplier(self):
-        if not self.residual:
-            return self.noise_multiplier
-        pair = (self.noise_multiplier, self.residual_noise_multiplier)
-        if 0 in pair:
-            return 0.0
-        return 1 / math.hypot(1 / pair[0], 1 / pair[1])
-
-    @property
-    def coordinate_stddev(self):
-        return self.noise_stddevs()[0] / self.batch_size
 
     def preview(self, coordinates, sq_norms):
         own = tf.reduce_sum(tf.square(coordinates), 1)
@@ -229,7 +214,3 @@ def _weighted_sum(factors, rows):
     """
     rows, factors = (tf.cast(t, tf.float64) for t in (rows, factors))
     return tf.linalg.matvec(rows, factors, transpose_a=True)
-
-
-def _stddev(noise_multiplier, l2_norm_clip):
-    return noise_multiplier * l2_norm_clip if noise_multiplier else 0.0

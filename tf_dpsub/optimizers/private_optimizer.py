@@ -3,27 +3,29 @@
 import abc
 import difflib
 import inspect
-import math
-import numbers
 
-import keras
 import tensorflow as tf
 
-from tf_dpsub.checks import check_count, is_int
+from tf_dpsub.checks import check_choice, check_count, check_seed
+from tf_dpsub.optimizers.optimizer_wrapper import OptimizerWrapper
 from tf_dpsub.primitives import grid, noise
 from tf_dpsub.primitives.clipping import LARGEST_MICROBATCH
+from tf_dpsub.primitives.public_state import PublicState
+from tf_dpsub.primitives.release import (
+    check_privacy,
+    effective_noise_multiplier,
+)
 
-_SMALLEST_CLIP = 1e-12
 PER_EXAMPLE = ("auto", "graph", "vectorized_map")
 
 
-class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
+class PrivateOptimizer(OptimizerWrapper, abc.ABC):
     """Makes a Keras optimizer private: it sees only what a mechanism releases.
 
     A subclass is one mechanism. It says how the gradients of a microbatch are
     summed (`clipped_sums`), how noisy gradients follow from the sums of a whole
-    batch (`privatize`), and which event accounts for one such release
-    (`effective_noise_multiplier`).
+    batch (`privatize`), and what it claims of one such release (`releases`),
+    from which its noise and the event that accounts for it follow.
 
     Args:
         optimizer: Keras optimizer, or its name. It applies the gradients.
@@ -66,24 +68,18 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
     ):
         if unknown:
             raise TypeError(_unknown_argument(type(self), next(iter(unknown))))
-        super().__init__(learning_rate=0.0, name=name)
-        self.inner_optimizer = _checked_inner(optimizer)
+        super().__init__(optimizer, name=name)
         check_privacy(noise_multiplier, l2_norm_clip)
         check_count("batch_size", batch_size)
-        if microbatch_size is not None:
-            check_count("microbatch_size", microbatch_size)
-            if microbatch_size > LARGEST_MICROBATCH:
-                raise ValueError(
-                    f"Expected microbatch_size <= {LARGEST_MICROBATCH}, got "
-                    f"{microbatch_size}: rounding in longer sums would exceed "
-                    "the clip."
-                )
-        if per_example not in PER_EXAMPLE:
+        check_count("microbatch_size", microbatch_size, optional=True)
+        if (microbatch_size or 0) > LARGEST_MICROBATCH:
             raise ValueError(
-                f"Expected per_example in {PER_EXAMPLE}, got {per_example!r}."
+                f"Expected microbatch_size <= {LARGEST_MICROBATCH}, got "
+                f"{microbatch_size}: rounding in longer sums would exceed the "
+                "clip."
             )
-        if seed is not None and not (is_int(seed) and seed >= 0):
-            raise ValueError(f"Expected seed >= 0 (int) or None, got {seed!r}.")
+        check_choice("per_example", per_example, PER_EXAMPLE)
+        check_seed(seed)
         self._noise_multiplier = float(noise_multiplier)
         self._l2_norm_clip = float(l2_norm_clip)
         self._batch_size = int(batch_size)
@@ -91,6 +87,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         self.per_example = per_example
         self._seed = seed
         self.secure_noise = bool(secure_noise)
+        self._public_state = PublicState()
 
     # Public, and frozen: the ledger has recorded them.
     noise_multiplier = property(lambda self: self._noise_multiplier)
@@ -99,7 +96,10 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
     microbatch_size = property(lambda self: self._microbatch_size)
     seed = property(lambda self: self._seed)
 
-    # What it knows beside private data.
+    @property
+    def public_state(self) -> PublicState:
+        """State that follows public data or released weights."""
+        return self._public_state
 
     def build_for(self, model):
         """Creates all state that is saved, for the weights of a model.
@@ -112,52 +112,22 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         """
         self.build(model.trainable_variables)
 
+    def build(self, variables):
+        if self.built:
+            return
+        super().build(variables)
+        # In a plain object, which neither Keras nor TensorFlow tracks.
+        self._noise_key = noise.NoiseKey(self.seed)
+        self.public_state.build(self)
+
     @property
     def per_example_variables(self):
         """What per-example gradients are with respect to, list of variables."""
         return self._trainable_variables
 
-    def attach(self, model):
-        """Creates public state for a model, once its step is built.
-
-        Args:
-            model: `tf_dpsub.PrivateModel`.
-        """
-
-    def begin_run(self, steps: int | None):
-        """To be told how many steps a run has, before the first of them.
-
-        Args:
-            steps: int, or None where that is not known.
-        """
-
     def prepare(self):
-        """Refreshes public state before a step. Touches nothing private."""
-
-    @property
-    def public_inputs(self):
-        """Inputs of public examples, a structure of arrays; None if none."""
-        return None
-
-    @property
-    def allow_private(self):
-        """Whether public examples may be private ones as well."""
-        return False
-
-    @property
-    def has_private_state(self):
-        """Whether a step uses what was computed from private data."""
-        return False
-
-    @property
-    def notes(self):
-        """What the statement has to take as public, tuple of string."""
-        return ()
-
-    @property
-    def is_compilable(self):
-        """Whether XLA may compile the part of a step that sees private data."""
-        return True
+        """Refreshes the public state before a step, apart from private data."""
+        self.public_state.prepare(self.iterations)
 
     # The mechanism.
 
@@ -196,8 +166,26 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         return sums
 
     @abc.abstractmethod
-    def noise_stddevs(self):
+    def releases(self) -> list:
+        """Claims of what `released_sums` returns, in its order.
+
+        Returns:
+            List of `tf_dpsub.primitives.release.Release`.
+        """
+
+    def noise_stddevs(self) -> list:
         """Standard deviations of the noise, by what `released_sums` returns."""
+        return [
+            r.noise_stddev for r in self.releases() for _ in range(r.tensors)
+        ]
+
+    @property
+    def effective_noise_multiplier(self):
+        """Noise multiplier of the one Gaussian that accounts for a step.
+
+        It is 0 if a step is not private.
+        """
+        return effective_noise_multiplier(self.releases())
 
     @abc.abstractmethod
     def privatize(self, noisy_sums: list) -> list:
@@ -210,18 +198,6 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         Returns:
             List of float32 gradients, one for each trainable variable.
         """
-
-    @property
-    @abc.abstractmethod
-    def effective_noise_multiplier(self):
-        """Noise multiplier of the one Gaussian that accounts for a step.
-
-        It is 0 if a step is not private.
-        """
-
-    def release_clips(self):
-        """How far one example moves what `released_sums` returns, floats."""
-        return [self.l2_norm_clip] * len(self.noise_stddevs())
 
     def add_noise(self, key, sums: list, dtype: str) -> list:
         """Adds the noise of one step.
@@ -245,16 +221,13 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
     def _noises(self, sums):
         """The noise on a grid of each sum; None for one without noise."""
         count = sum(s.shape.num_elements() for s in sums)
+        clips = [r.clip for r in self.releases() for _ in range(r.tensors)]
         return [
             grid.GridNoise(stddev, grid.spacing(stddev, clip, count))
             if stddev
             else None
-            for stddev, clip in zip(
-                self.noise_stddevs(), self.release_clips(), strict=True
-            )
+            for stddev, clip in zip(self.noise_stddevs(), clips, strict=True)
         ]
-
-    # One step.
 
     def noisy(self, sums: list) -> list:
         """Adds the noise of one step to the sums of a batch.
@@ -312,71 +285,9 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         ]
         self.inner_optimizer.apply(gradients, self._trainable_variables)
 
-    # What Keras expects of an optimizer.
-
-    def build(self, variables):
-        if self.built:
-            return
-        self.inner_optimizer.build(variables)
-        super().build(variables)
-        # In a plain object, which neither Keras nor TensorFlow tracks.
-        self._noise_key = noise.NoiseKey(self.seed)
-
-    @property
-    def variables(self):
-        return self._variables + self.inner_optimizer.variables
-
-    def save_own_variables(self, store):
-        # The inner optimizer's are saved with it.
-        for i, variable in enumerate(self._variables):
-            store[str(i)] = variable.numpy()
-
-    def load_own_variables(self, store):
-        # In files of earlier versions the inner optimizer's follow.
-        if len(store.keys()) not in (len(self._variables), len(self.variables)):
-            super().load_own_variables(store)
-            return
-        for i, variable in enumerate(self._variables):
-            variable.assign(store[str(i)])
-
-    @property
-    def learning_rate(self):
-        return self.inner_optimizer.learning_rate
-
-    @learning_rate.setter
-    def learning_rate(self, learning_rate):
-        self.inner_optimizer.learning_rate = learning_rate
-
-    @property
-    def iterations(self):
-        return self.inner_optimizer.iterations
-
-    def finalize_variable_values(self, var_list):
-        self.inner_optimizer.finalize_variable_values(var_list)
-
-    def apply(self, grads, trainable_variables=None):
-        self._refuse()
-
-    def stateless_apply(self, optimizer_variables, grads, trainable_variables):
-        self._refuse()
-
-    def scale_loss(self, loss):
-        self._refuse()
-
-    def _refuse(self):
-        raise RuntimeError(
-            f"{type(self).__name__} was used outside of a private model: a "
-            "plain model hands it gradients that are neither clipped nor "
-            "noisy. Nothing was trained. Wrap the model first, "
-            "`model = tf_dpsub.make_private(model)`, and train by `model.fit`; "
-            "a loop of your own around gradients cannot be private."
-        )
-
     def get_config(self):
         return {
-            "optimizer": keras.saving.serialize_keras_object(
-                self.inner_optimizer
-            ),
+            **super().get_config(),
             "noise_multiplier": self.noise_multiplier,
             "l2_norm_clip": self.l2_norm_clip,
             "batch_size": self.batch_size,
@@ -384,40 +295,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
             "per_example": self.per_example,
             "seed": self.seed,
             "secure_noise": self.secure_noise,
-            "name": self.name,
         }
-
-    @classmethod
-    def from_config(cls, config, custom_objects=None):
-        config = dict(config)
-        inner = keras.saving.deserialize_keras_object(
-            config.pop("optimizer"), custom_objects=custom_objects
-        )
-        return cls(inner, **config)
-
-
-def _checked_inner(optimizer):
-    if isinstance(optimizer, type):
-        raise ValueError(
-            f"Expected an optimizer, got the class {optimizer.__name__}. Call "
-            f"it: {optimizer.__name__}()."
-        )
-    optimizer = keras.optimizers.get(optimizer)
-    if isinstance(optimizer, PrivateOptimizer):
-        raise ValueError(
-            f"Expected a plain inner optimizer, got {type(optimizer).__name__},"
-            " which is private itself. Wrap its `inner_optimizer` instead."
-        )
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) or (
-        optimizer.loss_scale_factor is not None
-    ):
-        raise ValueError(
-            "Expected an inner optimizer without loss scaling, got "
-            f"{type(optimizer).__name__} with it: scaling would move the "
-            "gradients against the clip. A private model scales float16 losses "
-            "itself, by a constant. Pass the plain optimizer."
-        )
-    return optimizer
 
 
 def _unknown_argument(kind, name):
@@ -428,53 +306,16 @@ def _unknown_argument(kind, name):
         return f"{wrong}: give it to the inner optimizer."
     if name in ("num_microbatches", "gradient_accumulation_steps"):
         return f"{wrong}: leave it out, each example is clipped alone."
-    known = {
+    arguments = {
         parameter
         for parent in kind.__mro__
         if issubclass(parent, PrivateOptimizer)
         for parameter in inspect.signature(parent.__init__).parameters
     } - {"self", "unknown", "kwargs"}
-    close = difflib.get_close_matches(name, sorted(known), n=1)
+    close = difflib.get_close_matches(name, sorted(arguments), n=1)
     if close:
         return f"{wrong}. Did you mean {close[0]!r}?"
-    return f"{wrong}. It has {', '.join(sorted(known))}."
-
-
-def check_privacy(
-    noise_multiplier: float, l2_norm_clip: float, prefix: str = ""
-):
-    """Checks a noise multiplier and the clip that it belongs to.
-
-    Args:
-        noise_multiplier: float.
-        l2_norm_clip: float.
-        prefix: string, of the names in messages. Defaults to `""`.
-
-    Raises:
-        ValueError: if one is out of range.
-    """
-    multiplier = f"{prefix}noise_multiplier"
-    clip = f"{prefix}norm_clip" if prefix else "l2_norm_clip"
-    for name, value in ((multiplier, noise_multiplier), (clip, l2_norm_clip)):
-        if not isinstance(value, numbers.Real):
-            raise ValueError(f"Expected {name} to be a number, got {value!r}.")
-    if not noise_multiplier >= 0 or math.isinf(noise_multiplier):
-        raise ValueError(
-            f"Expected finite {multiplier} >= 0, got {noise_multiplier}."
-        )
-    if not l2_norm_clip > 0:
-        raise ValueError(f"Expected {clip} > 0, got {l2_norm_clip}.")
-    if l2_norm_clip < _SMALLEST_CLIP:
-        raise ValueError(
-            f"Expected {clip} >= {_SMALLEST_CLIP}, got {l2_norm_clip}: "
-            "squares of smaller norms may be flushed to zero. Scale the loss "
-            "and the clip up."
-        )
-    if math.isinf(l2_norm_clip) and noise_multiplier > 0:
-        raise ValueError(
-            f"Expected a finite {clip} with {multiplier} > 0, got "
-            "inf: without a clip no amount of noise makes a sum private."
-        )
+    return f"{wrong}. It has {', '.join(sorted(arguments))}."
 
 
 def _is_first_replica():

@@ -7,10 +7,11 @@ Subspace Identification" (Zhou, Wu, Banerjee, ICLR 2021, Algorithm 1).
 import keras
 import tensorflow as tf
 
-from tf_dpsub.checks import is_int
+from tf_dpsub.checks import check_choice, check_nonnegative
 from tf_dpsub.optimizers.subspace_optimizer import SubspaceOptimizer
 from tf_dpsub.primitives import noise as noise_draws
 from tf_dpsub.primitives.clipping import clip_factors, clipped_sum
+from tf_dpsub.primitives.release import Release
 
 _NOISE = ("subspace", "ambient")
 
@@ -65,12 +66,8 @@ class ProjectedDPSGD(SubspaceOptimizer):
         **kwargs,
     ):
         super().__init__(optimizer, subspace=subspace, **kwargs)
-        if not (is_int(start_step) and start_step >= 0):
-            raise ValueError(
-                f"Expected start_step >= 0 (int), got {start_step!r}."
-            )
-        if noise not in _NOISE:
-            raise ValueError(f"Expected noise in {_NOISE}, got {noise!r}.")
+        check_nonnegative("start_step", start_step)
+        check_choice("noise", noise, _NOISE)
         self._start_step = int(start_step)
         self._noise = noise
 
@@ -100,7 +97,7 @@ class ProjectedDPSGD(SubspaceOptimizer):
         return self.start_step == 0 or self.iterations >= self.start_step
 
     def prepare(self):
-        self.subspace.prepare(self.iterations, self._is_projecting())
+        self.public_state.prepare(self.iterations, self._is_projecting())
 
     def sum_shapes(self):
         return [v.shape for v in self._trainable_variables]
@@ -130,14 +127,17 @@ class ProjectedDPSGD(SubspaceOptimizer):
             lambda: [tf.zeros([self.subspace.rank], tf.float64)] + sums,
         )
 
-    def noise_stddevs(self):
-        stddev = 0.0
-        if self.noise_multiplier > 0:
-            stddev = self.noise_multiplier * self.l2_norm_clip
+    def releases(self):
         count = len(self._trainable_variables)
         if not self._is_ambient:
             count = 1 if self.start_step == 0 else count + 1
-        return [stddev] * count
+        return [
+            Release(
+                tensors=count,
+                clip=self.l2_norm_clip,
+                noise_multiplier=self.noise_multiplier,
+            )
+        ]
 
     def add_noise(self, key, sums, dtype):
         if self._is_ambient or self.start_step == 0:
@@ -166,14 +166,6 @@ class ProjectedDPSGD(SubspaceOptimizer):
                 lambda: self.subspace.lift(coordinates), lambda: sums
             )
         return [s / self.batch_size for s in noisy_sums]
-
-    @property
-    def effective_noise_multiplier(self):
-        return self.noise_multiplier
-
-    @property
-    def coordinate_stddev(self):
-        return self.noise_stddevs()[0] / self.batch_size
 
     def preview(self, coordinates, sq_norms):
         factors = clip_factors(sq_norms, self.l2_norm_clip)

@@ -22,51 +22,23 @@ class SubspaceOptimizer(PrivateOptimizer):
                 "Expected a tf_dpsub.subspaces.Subspace, got "
                 f"{type(subspace).__name__}."
             )
-        self._subspace = subspace
-
-    subspace = property(lambda self: self._subspace)
-
-    def build(self, variables):
-        if not self.built:
-            super().build(variables)
-            self.subspace.build(self)
-
-    def attach(self, model):
-        self.subspace.attach(model)
-
-    def begin_run(self, steps):
-        self.subspace.begin_run(steps)
+        self._public_state = subspace
 
     @property
-    def public_inputs(self):
-        return self.subspace.public_inputs
-
-    @property
-    def allow_private(self):
-        return getattr(self.subspace, "allow_private", False)
-
-    @property
-    def notes(self):
-        return self.subspace.notes
-
-    @property
-    def has_private_state(self):
-        return not self.subspace.is_public
-
-    @property
-    def is_compilable(self):
-        return self.subspace.is_compilable
+    def subspace(self):
+        """The subspace of the mechanism, its public state."""
+        return self._public_state
 
     # For subspaces that choose their own rank.
 
     @property
-    @abc.abstractmethod
     def coordinate_stddev(self):
         """Standard deviation of the noise in a coordinate of the gradient."""
+        return self.noise_stddevs()[0] / self.batch_size
 
     @abc.abstractmethod
     def preview(self, coordinates, sq_norms):
-        """What the mechanism would do to public examples.
+        """Clips public coordinates as the mechanism would clip private ones.
 
         Args:
             coordinates: float32 tensor of shape `[m, rank]`.

@@ -123,7 +123,7 @@ class SignalMeter:
         )
         for optimizer in optimizers[1:]:
             optimizer.build_for(self.model)
-            optimizer.attach(self.model)
+            optimizer.public_state.attach(self.model)
         step = self.model.training_step
         self._prepare = tf.function(first.prepare, autograph=False)
         self._means = tf.function(

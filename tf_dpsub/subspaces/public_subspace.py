@@ -9,17 +9,16 @@ from keras import tree
 
 from tf_dpsub.checks import is_int
 from tf_dpsub.gradients.rows import sum_squares
+from tf_dpsub.primitives.public_state import (
+    assign_if,
+    public_variable,
+    seed_variable,
+)
 from tf_dpsub.subspaces import arrays, eigenspaces, linear_algebra
 from tf_dpsub.subspaces import groups as parameter_groups
 from tf_dpsub.subspaces.public_gradients import PublicGradients
 from tf_dpsub.subspaces.rank_selection import RankSelection
-from tf_dpsub.subspaces.subspace import (
-    Subspace,
-    assign_if,
-    public_variable,
-    require_orthonormal,
-    seed_variable,
-)
+from tf_dpsub.subspaces.subspace import Subspace, require_orthonormal
 
 _METHODS = {
     "power": eigenspaces.power,

@@ -7,14 +7,16 @@ import keras
 import tensorflow as tf
 
 from tf_dpsub.checks import is_int
+from tf_dpsub.primitives.public_state import (
+    assign_if,
+    public_variable,
+    seed_variable,
+)
 from tf_dpsub.subspaces import groups as parameter_groups
 from tf_dpsub.subspaces import linear_algebra
 from tf_dpsub.subspaces.subspace import (
     Subspace,
-    assign_if,
-    public_variable,
     require_orthonormal,
-    seed_variable,
     variable_sizes,
 )
 

@@ -5,7 +5,7 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from tf_dpsub.subspaces.subspace import public_variable
+from tf_dpsub.primitives.public_state import public_variable
 
 # Share of the past in the running mean of energies over refreshes.
 _MEMORY = 0.95

@@ -1,17 +1,17 @@
 """The base of all subspaces that gradients are projected on."""
 
 import abc
-import secrets
 from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
 
+from tf_dpsub.primitives.public_state import PublicState, public_variable
 from tf_dpsub.subspaces import groups as parameter_groups
 from tf_dpsub.subspaces import linear_algebra
 
 
-class Subspace(abc.ABC):
+class Subspace(PublicState, abc.ABC):
     """An orthonormal basis V of a few directions in the space of weights.
 
     V is block-diagonal: each parameter group has a block of its own. It is kept
@@ -48,28 +48,6 @@ class Subspace(abc.ABC):
     @abc.abstractmethod
     def is_public(self):
         """Whether the basis tells nothing about private data."""
-
-    @property
-    def is_compilable(self):
-        """Whether XLA may compile a step that uses the basis."""
-        return True
-
-    @property
-    def public_inputs(self):
-        """Public examples, whose inputs must not be private; None if none."""
-        return None
-
-    @property
-    def notes(self):
-        """What the statement has to take as public: tuple of string."""
-        return ()
-
-    def build(self, optimizer):
-        """Creates the state that is saved with an optimizer: none by default.
-
-        Args:
-            optimizer: Keras optimizer, to `add_variable` to.
-        """
 
     def attach(self, model):
         """Creates the basis for the weights of a model.
@@ -114,22 +92,6 @@ class Subspace(abc.ABC):
 
     def _follow(self, model):
         """Takes up another loss, kind of data or optimizer of the model."""
-
-    def begin_run(self, steps: int | None):
-        """To be told how many steps a run has, before the first of them.
-
-        Args:
-            steps: int, or None where that is not known.
-        """
-
-    def prepare(self, iterations, is_used=True):
-        """Refreshes the basis before a step, if it is due.
-
-        Args:
-            iterations: int tensor, the number of steps so far.
-            is_used: bool tensor, whether the step projects at all. Defaults to
-                `True`.
-        """
 
     # Between weights and coordinates.
 
@@ -210,58 +172,6 @@ def require_orthonormal(error):
         "Expected an orthonormal basis, ||V^T V - I||_F <= 2^-13, got one that "
         "is not, after all passes. The mechanism would not keep its clip.",
     )
-
-
-def seed_variable(optimizer, seed: int | None):
-    """A seed that is saved with an optimizer, and the same for all workers.
-
-    Args:
-        optimizer: Keras optimizer.
-        seed: int, or None for fresh entropy.
-
-    Returns:
-        Keras variable, an int64 scalar.
-    """
-    # Variables of several workers start from the value of the first one.
-    value = secrets.randbits(62) if seed is None else int(seed)
-    return optimizer.add_variable(
-        (),
-        initializer=lambda shape, dtype: tf.constant(value, tf.int64),
-        dtype="int64",
-        name="subspace_seed",
-    )
-
-
-def public_variable(shape, dtype=tf.float32):
-    """A variable of public state, which is not saved: it is made again."""
-    return tf.Variable(
-        tf.zeros(shape, dtype),
-        trainable=False,
-        aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-    )
-
-
-def assign_if(due, variables, compute):
-    """Assigns the values that `compute` returns, where a refresh is due."""
-    always = tf.get_static_value(due)
-    if always or tf.distribute.has_strategy():
-        # A mirrored variable cannot be assigned inside of a condition.
-        values = (
-            compute()
-            if always
-            else tf.cond(
-                due, compute, lambda: [tf.identity(v) for v in variables]
-            )
-        )
-        for variable, value in zip(variables, values):
-            variable.assign(value)
-        return
-
-    def assign():
-        for variable, value in zip(variables, compute()):
-            variable.assign(value)
-
-    tf.cond(due, assign, lambda: None)
 
 
 def variable_sizes(model):

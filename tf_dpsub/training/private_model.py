@@ -335,7 +335,7 @@ class PrivateModel(saving.SavedWithLedger):
             inputs=batches.inputs,
         )
         with current_run, workers.lost_worker_named(self.distribute_strategy):
-            self.optimizer.begin_run(current_run.steps)
+            self.optimizer.public_state.begin_run(current_run.steps)
             with interruptions.kept():
                 return super().fit(
                     batches.dataset,
@@ -398,7 +398,7 @@ class PrivateModel(saving.SavedWithLedger):
         entry = run.entry_of(self, **overlap)
         with run.Run(self, entry, steps_per_epoch=1) as current_run:
             current_run.begin_epoch(0)
-            self.optimizer.begin_run(None)
+            self.optimizer.public_state.begin_run(None)
             logs = self.train_function(iter([batch]))
         logs = {k: float(v) for k, v in logs.items()}
         if return_dict:
@@ -482,7 +482,7 @@ class PrivateModel(saving.SavedWithLedger):
             requirements.check_optimizer(self)
             spec = microbatches.spec_of(spec, self.microbatch_size)
             self.training_step = self._steps.of(spec)
-            self.optimizer.attach(self)
+            self.optimizer.public_state.attach(self)
 
     def make_train_function(self, force=False):
         if self.train_function is None or force:

@@ -114,7 +114,7 @@ class PrivateStep:
         self.is_compiled = (
             model.jit_compile
             and self.implementation == "graph"
-            and self.optimizer.is_compilable
+            and self.optimizer.public_state.is_compilable
             and not forward.draws
         )
         self._function = tf.function(

@@ -366,7 +366,7 @@ def stated_overlap(model, x) -> dict:
     Raises:
         ValueError: if they have examples in common, and may not.
     """
-    public = model.optimizer.public_inputs
+    public = model.optimizer.public_state.public_inputs
     if public is None:
         return {}
     if x is None:
@@ -379,7 +379,7 @@ def stated_overlap(model, x) -> dict:
                 "equals one)",
             )
         }
-    if not model.optimizer.allow_private:
+    if not model.optimizer.public_state.allow_private:
         raise ValueError(
             "Expected public examples that are not private, got some of "
             "the private ones among them: the guarantee would not cover "

@@ -239,11 +239,11 @@ def entry_of(
         sampler="batches" if poisson is None else "poisson",
         fixed_seed=optimizer.seed is not None
         or (poisson is not None and poisson.seed is not None),
-        private_state=optimizer.has_private_state,
+        private_state=not optimizer.public_state.is_public,
         notes=(
             *requirements.public_assumptions(model.model),
             *model.training_step.assumptions,
-            *optimizer.notes,
+            *optimizer.public_state.notes,
             *(() if poisson is None else poisson.assumptions),
             *notes,
         ),
