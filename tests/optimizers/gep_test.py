@@ -27,6 +27,7 @@ from tf_dpsub.subspaces import (
     FixedSubspace,
     PublicSubspace,
     RandomSubspace,
+    random_bases,
     random_subspace,
 )
 
@@ -576,7 +577,7 @@ def test_one_microbatch_is_in_memory_at_a_time(monkeypatch, kind):
         subspace = PublicSubspace(x, np.ones((len(x), 1)), rank=RANK)
     else:
         monkeypatch.setattr(random_subspace, "_STORED", 0)
-        monkeypatch.setattr(random_subspace, "_DRAWN", RANK)
+        monkeypatch.setattr(random_bases, "_DRAWN", RANK)
         subspace = RandomSubspace(rank=RANK)
     model = make_private(
         GEP(

@@ -49,7 +49,7 @@ class FixedSubspace(Subspace):
                 f"Expected {basis.shape[1]} independent directions, got "
                 f"{independent}."
             )
-        self._basis = unit.astype(np.float32)
+        self._directions = unit.astype(np.float32)
         self._is_public = bool(public)
 
     @property
@@ -62,17 +62,17 @@ class FixedSubspace(Subspace):
 
     def _shared_ranks(self):
         (group,) = self.groups
-        if group.size != len(self._basis):
+        if group.size != len(self._directions):
             raise ValueError(
                 f"Expected a basis of {group.size} rows, one for each "
-                f"trainable parameter, got {len(self._basis)}."
+                f"trainable parameter, got {len(self._directions)}."
             )
-        return [self._basis.shape[1]]
+        return [self._directions.shape[1]]
 
     def _create(self, model):
         super()._create(model)
         sizes = [b.shape[0] for b in self._blocks[0]]
-        parts = np.split(self._basis, np.cumsum(sizes)[:-1])
+        parts = np.split(self._directions, np.cumsum(sizes)[:-1])
         zeros = [np.zeros_like(part) for part in parts]
         made, error = linear_algebra.orthonormalize(parts, zeros)
         require_orthonormal(error)
@@ -80,4 +80,7 @@ class FixedSubspace(Subspace):
             variable.assign(block)
 
     def get_config(self):
-        return {"basis": arrays.encoded(self._basis), "public": self.is_public}
+        return {
+            "basis": arrays.encoded(self._directions),
+            "public": self.is_public,
+        }

@@ -16,6 +16,7 @@ from tf_dpsub.primitives.public_state import (
 )
 from tf_dpsub.subspaces import arrays, eigenspaces, linear_algebra
 from tf_dpsub.subspaces import groups as parameter_groups
+from tf_dpsub.subspaces.basis import MaskedBasis
 from tf_dpsub.subspaces.public_gradients import PublicGradients
 from tf_dpsub.subspaces.rank_selection import RankSelection
 from tf_dpsub.subspaces.subspace import Subspace, require_orthonormal
@@ -216,6 +217,7 @@ class PublicSubspace(Subspace):
             self.selection = RankSelection(
                 self.groups, self.ranks, self._horizon
             )
+            self._basis = MaskedBasis(self._basis, self.selection.mask)
         self._is_made = public_variable([], tf.bool)
         keys = np.random.default_rng(int(self._seed_variable.numpy()))
         for blocks in self._blocks:
@@ -324,23 +326,6 @@ class PublicSubspace(Subspace):
             tf.reshape(array.stack(), [-1, *shape[1:]])[: self.held_out]
             for array, shape in zip(written, shapes)
         ]
-
-    def project(self, gradients):
-        coordinates = super().project(gradients)
-        if self.selection is None:
-            return coordinates
-        return coordinates * self.selection.mask
-
-    def coordinates(self, tensors):
-        coordinates = super().coordinates(tensors)
-        if self.selection is None:
-            return coordinates
-        return coordinates * tf.cast(self.selection.mask, coordinates.dtype)
-
-    def lift(self, coordinates):
-        if self.selection is not None:
-            coordinates *= tf.cast(self.selection.mask, coordinates.dtype)
-        return super().lift(coordinates)
 
     def get_config(self):
         return {

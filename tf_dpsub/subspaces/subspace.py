@@ -3,12 +3,12 @@
 import abc
 from collections.abc import Sequence
 
-import numpy as np
 import tensorflow as tf
 
-from tf_dpsub.primitives.public_state import PublicState, public_variable
+from tf_dpsub.primitives.public_state import PublicState
 from tf_dpsub.subspaces import groups as parameter_groups
 from tf_dpsub.subspaces import linear_algebra
+from tf_dpsub.subspaces.basis import StoredBasis
 
 
 class Subspace(PublicState, abc.ABC):
@@ -83,12 +83,9 @@ class Subspace(PublicState, abc.ABC):
 
     def _create(self, model):
         """Creates the variables that hold the basis."""
-        sizes = variable_sizes(model)
-        self._shapes = [tuple(v.shape) for v in model.trainable_variables]
-        self._blocks = [
-            [public_variable([sizes[k], rank]) for k in group.indices]
-            for group, rank in zip(self.groups, self.ranks)
-        ]
+        shapes = [tuple(v.shape) for v in model.trainable_variables]
+        self._basis = StoredBasis(self.groups, self.ranks, shapes)
+        self._blocks = self._basis.blocks
 
     def _follow(self, model):
         """Takes up another loss, kind of data or optimizer of the model."""
@@ -104,15 +101,7 @@ class Subspace(PublicState, abc.ABC):
         Returns:
             Float32 tensor of shape `[batch, rank]`.
         """
-        return tf.concat(
-            [
-                gradients.project(
-                    blocks, [gradients.variables[k] for k in group.indices]
-                )
-                for group, blocks in zip(self.groups, self._bases())
-            ],
-            1,
-        )
+        return self._basis.project(gradients)
 
     def coordinates(self, tensors: list):
         """Coordinates of one vector in the space of weights.
@@ -124,14 +113,7 @@ class Subspace(PublicState, abc.ABC):
         Returns:
             Tensor of the same type of shape `[rank]`.
         """
-        parts = [
-            linear_algebra.multiply(
-                [tf.reshape(tensors[k], [1, -1]) for k in group.indices],
-                [tf.cast(b, tensors[0].dtype) for b in blocks],
-            )
-            for group, blocks in zip(self.groups, self._bases())
-        ]
-        return tf.concat(parts, 1)[0]
+        return self._basis.coordinates(tensors)
 
     def lift(self, coordinates) -> list:
         """The vector that has given coordinates: `V @ coordinates`.
@@ -142,18 +124,7 @@ class Subspace(PublicState, abc.ABC):
         Returns:
             List of tensors of the same type, one of each variable's shape.
         """
-        tensors = [None] * len(self._shapes)
-        parts = tf.split(coordinates, self.ranks)
-        for group, part, blocks in zip(self.groups, parts, self._bases()):
-            for k, block in zip(group.indices, blocks):
-                block = tf.cast(block, part.dtype)
-                tensors[k] = tf.reshape(
-                    tf.linalg.matvec(block, part), self._shapes[k]
-                )
-        return tensors
-
-    def _bases(self):
-        return self._blocks
+        return self._basis.lift(coordinates)
 
     @classmethod
     def from_config(cls, config):
@@ -172,10 +143,3 @@ def require_orthonormal(error):
         "Expected an orthonormal basis, ||V^T V - I||_F <= 2^-13, got one that "
         "is not, after all passes. The mechanism would not keep its clip.",
     )
-
-
-def variable_sizes(model):
-    """Number of entries of each trainable variable, list of int."""
-    return [
-        int(np.prod(v.shape, dtype=np.int64)) for v in model.trainable_variables
-    ]
