@@ -27,7 +27,7 @@ _OUTPUTS = [d for _, d in _KERNELS]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Claim:
-    """What a mechanism claims of a part of what it releases.
+    """The claim of a mechanism on a part of what it releases.
 
     Attributes:
         sensitivity: float, the norm by which one example moves the part.
@@ -39,7 +39,7 @@ class Claim:
 
 
 def claims(optimizer, parts: int) -> list:
-    """What an optimizer claims of each tensor that it releases.
+    """The claims of an optimizer on each tensor that it releases.
 
     Args:
         optimizer: `tf_dpsub.optimizers.PrivateOptimizer`.
@@ -141,7 +141,7 @@ class StepAudit:
         return x, (y * (scale / norms)).astype(np.float32)
 
     def released(self, batch: tuple, steps: int, rows: int | None = None):
-        """What so many steps on the same batch release, each from the start.
+        """Makes steps on one batch, each from the same start.
 
         Args:
             batch: tuple of inputs and targets.
@@ -160,10 +160,10 @@ class StepAudit:
         )
 
     def scores(self, batch: tuple, steps: int, rows: int | None = None):
-        """How far steps go along what the last example of a batch moves.
+        """Released sums along the direction that the last example moves them.
 
-        Each along its own direction: carriers and bases, which may be new at a
-        step, are known to an attacker.
+        Each step has a direction of its own: an attacker knows carriers and
+        bases, which may be new at a step.
 
         Args:
             batch: tuple of inputs and targets.
@@ -203,7 +203,7 @@ class StepAudit:
         return refuted.numpy()[:, 0]
 
     def sums(self, batch, rows=None) -> list:
-        """What would be released of a batch without noise.
+        """The sums that a batch would release without noise.
 
         Args:
             batch: tuple of inputs and targets.
@@ -339,7 +339,7 @@ class StepAudit:
         return np.repeat([c.stddev for c in self._claims], self._sizes)
 
     def movement(self, batch: tuple) -> float:
-        """How far the last example moves what is released.
+        """The distance by which the last example moves what is released.
 
         Args:
             batch: tuple of inputs and targets.
@@ -372,11 +372,11 @@ class StepAudit:
         return canary
 
     def _shift(self, batch):
-        """By what the last example moves the released, in claimed noise."""
+        """The last example's share of what is released, in claimed noise."""
         return np.concatenate(self._moved(batch)) / self._stddevs()
 
     def _moved(self, batch):
-        """By what the last example moves each part."""
+        """The last example's share of each part of what is released."""
         with_it, without = (
             self.sums(batch, rows) for rows in (None, self.batch_size - 1)
         )

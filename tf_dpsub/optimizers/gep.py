@@ -183,14 +183,14 @@ class GEP(SubspaceOptimizer):
         return [s / self.batch_size for s in sums]
 
     def preview(self, coordinates, sq_norms):
-        own = tf.reduce_sum(tf.square(coordinates), 1)
-        factors = clip_factors(own, self.l2_norm_clip)
+        sq_embeddings = tf.reduce_sum(tf.square(coordinates), 1)
+        factors = clip_factors(sq_embeddings, self.l2_norm_clip)
         released = 0.0
         if self.residual:
-            left = clip_factors(
-                _sq_residuals(sq_norms, own), self.residual_norm_clip
+            residual_factors = clip_factors(
+                _sq_residuals(sq_norms, sq_embeddings), self.residual_norm_clip
             )
-            released = tf.reduce_mean(left)
+            released = tf.reduce_mean(residual_factors)
         return factors[:, None] * coordinates, released
 
     def get_config(self):
@@ -204,13 +204,15 @@ class GEP(SubspaceOptimizer):
 
 def _sq_residuals(sq_norms, sq_embeddings):
     """Upper bounds of squared norms of residuals, `[batch]`."""
-    left = tf.maximum(sq_norms - sq_embeddings, 0.0)
-    return left + _RESIDUAL_MARGIN * sq_norms
+    differences = tf.maximum(sq_norms - sq_embeddings, 0.0)
+    return differences + _RESIDUAL_MARGIN * sq_norms
 
 
 def _weighted_sum(factors, rows):
-    """In float64: a residual is the difference of sums that may be as large as
-    32 clips of each row, by which rounding would exceed the clip.
+    """Weighted sum of rows in float64.
+
+    A residual is the difference of sums that may be as large as 32 clips of
+    each row: rounding in float32 would exceed the clip.
     """
     rows, factors = (tf.cast(t, tf.float64) for t in (rows, factors))
     return tf.linalg.matvec(rows, factors, transpose_a=True)

@@ -122,7 +122,7 @@ class PrivateOptimizer(OptimizerWrapper, abc.ABC):
 
     @property
     def per_example_variables(self):
-        """What per-example gradients are with respect to, list of variables."""
+        """Variables that per-example gradients are with respect to, a list."""
         return self._trainable_variables
 
     def prepare(self):
@@ -154,7 +154,7 @@ class PrivateOptimizer(OptimizerWrapper, abc.ABC):
         """
 
     def released_sums(self, sums: list) -> list:
-        """What is released of the sums of a whole batch: noise is added to it.
+        """Computes from the sums of a whole batch what noise is added to.
 
         Args:
             sums: list of float32 or float64 tensors: the sums of `clipped_sums`
@@ -299,7 +299,7 @@ class PrivateOptimizer(OptimizerWrapper, abc.ABC):
 
 
 def _unknown_argument(kind, name):
-    """What is wrong with an argument that an optimizer does not have."""
+    """Message about an argument that an optimizer does not have."""
     wrong = f"{kind.__name__} has no argument {name!r}"
     # Those of other libraries.
     if name in ("learning_rate", "lr", "momentum", "weight_decay"):

@@ -88,7 +88,7 @@ class ProjectedDPSGD(SubspaceOptimizer):
         return self.noise == "ambient"
 
     def _where_projecting(self, projected, plain):
-        """What one of two functions returns, as the step projects or not."""
+        """Calls the first function if the step projects, else the second."""
         if self.start_step == 0:
             return projected()
         return tf.cond(self._is_projecting(), projected, plain)

@@ -36,7 +36,7 @@ class PublicState:
 
     @property
     def notes(self) -> tuple:
-        """What the statement has to take as public: tuple of string."""
+        """Assumptions for the statement: what is taken as public, strings."""
         return ()
 
     def build(self, optimizer):

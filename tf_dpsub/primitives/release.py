@@ -1,4 +1,4 @@
-"""What a step releases, as data from which its privacy follows."""
+"""Releases of a step, as data from which its privacy follows."""
 
 import dataclasses
 import math

@@ -173,7 +173,7 @@ def _lanczos_cycle(moments, bases):
 
 
 def _new_directions(image, earlier):
-    """What is orthogonal to earlier blocks, orthonormal, zero where nothing."""
+    """Orthonormal rest orthogonal to earlier blocks; zero where nothing is."""
     image = linear_algebra.normalized(image)
     for _ in range(2):  # the second time removes what rounding left
         for basis in earlier:

@@ -293,7 +293,7 @@ class PublicSubspace(Subspace):
         return [*values, error]
 
     def _key(self, iterations, purpose):
-        """What is drawn at a refresh: the same for all replicas."""
+        """Key of what a refresh draws, the same for all replicas."""
         seed = tf.convert_to_tensor(self._seed_variable.value)
         key = tf.stack([seed, tf.constant(purpose, tf.int64)])
         return tf.random.experimental.stateless_fold_in(key, iterations)
@@ -303,10 +303,10 @@ class PublicSubspace(Subspace):
         chunks, size = batch["real"].shape
 
         def project(i, rows, written):
-            own = [rows.of(group) for group in self.groups]
-            coordinates = map(linear_algebra.multiply, own, bases)
+            blocks = [rows.of(group) for group in self.groups]
+            coordinates = map(linear_algebra.multiply, blocks, bases)
             sq_norms = tf.add_n(
-                [sum_squares(r) for blocks in own for r in blocks]
+                [sum_squares(r) for of_group in blocks for r in of_group]
             )
             return [
                 written[0].write(i, tf.concat([*coordinates], 1)),

@@ -99,13 +99,13 @@ class RandomSubspace(Subspace):
         if self.update_every is not None:
             refresh = tf.cast(iterations, tf.int64) // self.update_every
         seed = tf.convert_to_tensor(self._seed_variable.value)
-        wanted = tf.stack([seed, refresh])
-        due = is_used & tf.reduce_any(wanted != self._drawn_for)
+        key = tf.stack([seed, refresh])
+        due = is_used & tf.reduce_any(key != self._drawn_for)
         variables = [v for blocks in self._blocks for v in blocks]
         assign_if(
             due,
             [*variables, self._drawn_for],
-            lambda: [*self._checked(wanted), wanted],
+            lambda: [*self._checked(key), key],
         )
 
     def _checked(self, key):

@@ -62,7 +62,7 @@ class RankSelection:
 
     @property
     def variables(self):
-        """What a refresh writes."""
+        """Variables that a refresh writes."""
         return [
             self.mask,
             self._energies,
@@ -98,18 +98,18 @@ class RankSelection:
         """
         clipped, released = self.optimizer.preview(coordinates, sq_norms)
         m = coordinates.shape[0]
-        own = tf.reduce_sum(tf.square(clipped), 0)
-        products = tf.square(tf.reduce_sum(clipped, 0)) - own
+        squares = tf.reduce_sum(tf.square(clipped), 0)
+        products = tf.square(tf.reduce_sum(clipped, 0)) - squares
         lost = tf.square(1 - released)
         is_first = self._refreshes == 0
         memory = tf.where(is_first, 0.0, _MEMORY)
-        energies = memory * self._energies + (1 - memory) * lost * own / m
-        seen = (tf.reduce_sum(products) / (m - 1)) / tf.maximum(
-            tf.reduce_sum(own), 1e-30
+        energies = memory * self._energies + (1 - memory) * lost * squares / m
+        measured = (tf.reduce_sum(products) / (m - 1)) / tf.maximum(
+            tf.reduce_sum(squares), 1e-30
         )
         weight = _WEIGHT + self._refreshes
-        known = tf.where(is_first, _COHERENCE, self._coherence)
-        coherence = known + (seen - known) / (weight + 1)
+        before = tf.where(is_first, _COHERENCE, self._coherence)
+        coherence = before + (measured - before) / (weight + 1)
         masks = []
         for part, rank in zip(tf.split(energies, self._ranks), self._ranks):
             gains = tf.maximum(coherence, 0.0) * part - self._cost()

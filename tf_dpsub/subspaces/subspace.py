@@ -60,8 +60,8 @@ class Subspace(PublicState, abc.ABC):
                 fit this one.
         """
         variables = model.trainable_variables
-        known = [id(v) for v in variables]
-        if self._variables not in (None, known):
+        ids = [id(v) for v in variables]
+        if self._variables not in (None, ids):
             raise ValueError(
                 f"Expected a subspace for the weights of '{model.name}', got "
                 "one that was built for others. Make a new one for each model."
@@ -72,7 +72,7 @@ class Subspace(PublicState, abc.ABC):
             )
             self.ranks = self._shared_ranks()
             self._create(model)
-            self._variables = known
+            self._variables = ids
         if self._step is not model.training_step:
             self._follow(model)
             self._step = model.training_step
