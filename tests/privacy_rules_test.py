@@ -519,13 +519,13 @@ class TestLedger:
         """A step that fails has been charged: it may have released."""
         recorded = []
         model = private(linear(), dpsgd())
-        release = model.optimizer.release
+        noisy = model.optimizer.noisy
 
         def watched(*args):
             tf.py_function(lambda: recorded.append(model.ledger.steps), [], [])
-            return release(*args)
+            return noisy(*args)
 
-        monkeypatch.setattr(model.optimizer, "release", watched)
+        monkeypatch.setattr(model.optimizer, "noisy", watched)
         model.fit(X, Y, verbose=0)
         assert recorded == [1, 2, 3, 4, 5]
 

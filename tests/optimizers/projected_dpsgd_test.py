@@ -368,8 +368,11 @@ class TestArguments:
             ({"start_step": 1.5}, "start_step >= 0 .int., got 1.5"),
             ({"start_step": None}, "start_step >= 0"),
             ({"start_step": True}, "start_step >= 0"),
-            ({"noise": "full"}, "noise in .'subspace', 'ambient'.*got 'full'"),
-            ({"noise": None}, "noise in"),
+            (
+                {"noise": "full"},
+                "noise to be one of .'subspace', 'ambient'.*got 'full'",
+            ),
+            ({"noise": None}, "noise to be one of"),
             ({"noise_multiplier": -1.0}, "noise_multiplier >= 0"),
             ({"noise_multiplier": 1.0, "l2_norm_clip": math.inf}, "finite"),
             ({"l2_norm_clip": 0.0}, "l2_norm_clip > 0"),

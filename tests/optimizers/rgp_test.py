@@ -518,8 +518,8 @@ class TestErrors:
     @pytest.mark.parametrize(
         "arguments, message",
         [
-            ({"carriers": "past"}, "Expected carriers in.*got 'past'"),
-            ({"start": "cold"}, "Expected start in.*got 'cold'"),
+            ({"carriers": "past"}, "carriers to be one of.*got 'past'"),
+            ({"start": "cold"}, "start to be one of.*got 'cold'"),
             ({"warmup_steps": -1}, "Expected warmup_steps >= 0"),
             ({"warmup_steps": 1.5}, "Expected warmup_steps >= 0"),
             ({"power_iterations": 0}, "Expected power_iterations >= 1"),

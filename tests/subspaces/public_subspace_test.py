@@ -398,7 +398,7 @@ class TestArguments:
             ({"rank": "auto"}, "max_rank with rank='auto', got None"),
             ({"rank": "auto", "max_rank": 0}, "rank >= 1"),
             ({"max_rank": 5}, "max_rank=None unless rank='auto', got 5"),
-            ({"method": "svd"}, "method in .*'power'.*got 'svd'"),
+            ({"method": "svd"}, "method to be one of .*'power'.*got 'svd'"),
             ({"iterations": 0}, "iterations >= 1 .int., got 0"),
             ({"update_every": 0}, "update_every >= 1 .int., got 0"),
             ({"update_every": 1.5}, "update_every >= 1"),

@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 from keras import tree
 
-from tf_dpsub.checks import is_int
+from tf_dpsub.checks import check_choice, check_count, is_int
 from tf_dpsub.gradients.rows import sum_squares
 from tf_dpsub.primitives.public_state import (
     assign_if,
@@ -117,16 +117,9 @@ class PublicSubspace(Subspace):
             None if y_public is None else _as_arrays(arrays.decoded(y_public))
         )
         self._examples = _count_examples(self._x, self._y)
-        if method not in _METHODS:
-            raise ValueError(
-                f"Expected method in {tuple(_METHODS)}, got {method!r}."
-            )
-        for name, value in (
-            ("iterations", iterations),
-            ("update_every", update_every),
-        ):
-            if not (is_int(value) and value >= 1):
-                raise ValueError(f"Expected {name} >= 1 (int), got {value!r}.")
+        check_choice("method", method, _METHODS)
+        check_count("iterations", iterations)
+        check_count("update_every", update_every)
         self._check_rank(rank, max_rank)
         self._check_auto(rank, held_out, horizon)
         if rank == "auto" and held_out is None:
@@ -156,8 +149,7 @@ class PublicSubspace(Subspace):
                 "Expected max_rank=None unless rank='auto', got "
                 f"{max_rank!r} and rank={rank!r}."
             )
-        if not (is_int(rank) and rank >= 1):
-            raise ValueError(f"Expected rank >= 1 (int), got {rank!r}.")
+        check_count("rank", rank)
 
     def _check_auto(self, rank, held_out, horizon):
         if rank != "auto":
@@ -181,10 +173,7 @@ class PublicSubspace(Subspace):
                 f"{self._examples}: two of them have to show what the basis of "
                 "the others misses."
             )
-        if horizon is not None and not (is_int(horizon) and horizon >= 1):
-            raise ValueError(
-                f"Expected horizon >= 1 (int) or None, got {horizon!r}."
-            )
+        check_count("horizon", horizon, optional=True)
 
     @property
     def is_public(self):
