@@ -180,14 +180,13 @@ class SignalMeter:
         for optimizer in self.optimizers:
             sums = optimizer.clipped_sums(gradients, batch["real"])
             sums = [tf.cast(s, tf.float64) for s in sums]
-            means = _privatized(optimizer, optimizer.released_sums(sums))
+            released = optimizer.released_sums(sums)
+            means = optimizer.privatize(
+                [tf.cast(r, tf.float32) for r in released]
+            )
             share = optimizer.batch_size / self._size
             by_optimizer.append([share * m for m in means])
         return by_optimizer
-
-
-def _privatized(optimizer, released):
-    return optimizer.privatize([tf.cast(r, tf.float32) for r in released])
 
 
 def _noise_energy(optimizer):
@@ -203,7 +202,7 @@ def _noise_energy(optimizer):
             stddev * tf.random.normal(shape)
             for shape, stddev in zip(shapes, optimizer.noise_stddevs())
         ]
-        noise = _privatized(optimizer, draws)
+        noise = optimizer.privatize(draws)
         energies.append(_product(noise, noise))
     scale = optimizer.batch_size / multiplier
     return scale**2 * math.fsum(energies) / _DRAWS
