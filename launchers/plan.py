@@ -28,9 +28,11 @@ from matplotlib import ticker
 
 from tf_dpsub import files
 from tf_dpsub.launchers.reports import figures, folder_page
+from tf_dpsub.launchers.reports.method_styles import COLOURS
 from tf_dpsub.launchers.terminal import program
 from tf_dpsub.launchers.terminal.program import DRY_RUN, WORKDIR
 from tf_dpsub.launchers.training import config_flag, run_directory
+from tf_dpsub.methods import METHODS, PLANNED
 
 _LABELLED = flags.DEFINE_enum(
     "labelled", "public", ["public", "test"], "Examples that are looked at."
@@ -55,21 +57,6 @@ _SIMULATED_STEPS = flags.DEFINE_integer(
     "simulated_steps", 1000, "Steps on public examples, at most."
 )
 _COST = flags.DEFINE_bool("cost", True, "Measure time and memory of steps.")
-
-_OPTIMIZERS = {
-    "DP-SGD": ("DPSGD", {}),
-    "PDP-SGD": ("ProjectedDPSGD", {}),
-    "B-GEP": ("GEP", {"residual": False}),
-    "GEP": ("GEP", {}),
-    "RGP": ("RGP", {}),
-}
-_COLOURS = {
-    "DP-SGD": figures.GREY,
-    "PDP-SGD": figures.BLUE,
-    "B-GEP": figures.ORANGE,
-    "GEP": figures.GREEN,
-    "RGP": figures.PURPLE,
-}
 
 
 def main():
@@ -126,7 +113,7 @@ def announcement(config, compared):
     lines = {
         "examples": f"{_MOST.value:,} at most, of the "
         + {"public": "public ones", "test": "test split"}[_LABELLED.value],
-        "methods": ", ".join(search.get("methods", _COLOURS)),
+        "methods": ", ".join(search.get("methods", PLANNED)),
         "ranks": f"{_listed(search['ranks'])} of subspaces, "
         f"{_listed(search['carrier_ranks'])} of carriers",
         "clips": _listed(search.get("clips", ["relative to gradients"])),
@@ -149,15 +136,15 @@ def training_command(candidate, batch_size, config, flags_of_config):
         String; None where a few fields are not enough: the config is that of
         another method, or names no public examples.
     """
-    optimizer, kwargs = _OPTIMIZERS[candidate.method]
-    works_in_subspace = candidate.method in ("PDP-SGD", "B-GEP", "GEP")
+    method = METHODS[candidate.method]
+    kwargs = method.kwargs
     has_public = config.public_examples or config.public_data is not None
-    if config.optimizer not in ("DPSGD", optimizer) or (
-        works_in_subspace and not has_public
+    if config.optimizer not in ("DPSGD", method.optimizer) or (
+        method.needs_subspace and not has_public
     ):
         return None
     fields = {
-        "optimizer": optimizer,
+        "optimizer": method.optimizer,
         "l2_norm_clip": f"{candidate.l2_norm_clip:.4g}",
         "batch_size": batch_size,
     }
@@ -165,14 +152,14 @@ def training_command(candidate, batch_size, config, flags_of_config):
         fields["noise_multiplier"] = f"{candidate.noise_multiplier:.6g}"
     if candidate.residual_norm_clip is not None:
         clip = float(f"{candidate.residual_norm_clip:.4g}")
-        kwargs = {"residual_norm_clip": clip}
+        kwargs = kwargs | {"residual_norm_clip": clip}
     if kwargs:
         fields["optimizer_kwargs"] = repr(kwargs)
-    if works_in_subspace:
+    if method.needs_subspace:
         fields["subspace"] = config.subspace or "PublicSubspace"
         own = config.subspace_kwargs.to_dict() | {"rank": candidate.rank}
         fields["subspace_kwargs"] = repr(own)
-    if candidate.method == "RGP":
+    if method.needs_carriers:
         own = config.reparametrize.to_dict() | {"rank": candidate.rank}
         fields["reparametrize"] = repr(own)
     words = [f"--config.{name}={value}" for name, value in fields.items()]
@@ -280,7 +267,7 @@ def draw(found, config):
     grid[0].barh(
         [c.name for c in best],
         [c.alignment for c in best],
-        color=[_COLOURS[c.method] for c in best],
+        color=[COLOURS[c.method] for c in best],
     )
     for place, candidate in enumerate(best):
         grid[0].text(
@@ -309,7 +296,7 @@ def _by_rank(axes, found):
         ranks = best.setdefault(c.method, {})
         ranks[c.rank] = max(ranks.get(c.rank, 0.0), c.alignment)
     for method, ranks in best.items():
-        colour = _COLOURS[method]
+        colour = COLOURS[method]
         if None in ranks:
             axes.axhline(
                 ranks[None], color=colour, linestyle="--", label=method

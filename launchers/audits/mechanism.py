@@ -5,6 +5,7 @@ import math
 import time
 
 from tf_dpsub.launchers.audits import digits_membership
+from tf_dpsub.methods import METHODS
 
 DELTA = 1e-5
 STEP_EPSILON = 1.0
@@ -12,16 +13,12 @@ _CLIP, _RESIDUAL_CLIP = 0.7, 0.2
 _RANK, _CARRIER_RANK = 5, 2
 # Of runs on digits.
 RUN_EPSILON = 8.0
-NAMES = (
-    "DP-SGD",
-    "PDP-SGD",
-    "PDP-SGD (ambient)",
-    "GEP",
-    "B-GEP",
-    "RGP",
-    "RGP-random",
-    "DP-PowerSGD",
-)
+NAMES = tuple(METHODS)
+# What an audit chooses.
+_KWARGS = {
+    "RGP": {"warmup_steps": 5},
+    "DP-PowerSGD": {"rank": _CARRIER_RANK},
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,29 +69,19 @@ def maker(name, epsilon, *, batch_size, sampling_rate=1.0, steps=1):
         "l2_norm_clip": _CLIP,
         "batch_size": batch_size,
     }
-    if name == "GEP":
+    method = METHODS[name]
+    if method.has_residual:
         # Two releases, which together have the effective one.
         settings["noise_multiplier"] = math.sqrt(2) * effective
         settings["residual_norm_clip"] = _RESIDUAL_CLIP
-    kinds = {
-        "DP-SGD": (optimizers.DPSGD, {}),
-        "PDP-SGD": (optimizers.ProjectedDPSGD, {}),
-        "PDP-SGD (ambient)": (optimizers.ProjectedDPSGD, {"noise": "ambient"}),
-        "GEP": (optimizers.GEP, {}),
-        "B-GEP": (optimizers.GEP, {"residual": False}),
-        "RGP": (optimizers.RGP, {"warmup_steps": 5}),
-        "RGP-random": (optimizers.RGP, {"carriers": "random"}),
-        "DP-PowerSGD": (optimizers.DPPowerSGD, {"rank": _CARRIER_RANK}),
-    }
-    make, own = kinds[name]
+    make = getattr(optimizers, method.optimizer)
+    kwargs = settings | method.kwargs | _KWARGS.get(name, {})
 
     def made(inner, weights):
-        changes = dict(own)
-        if issubclass(make, (optimizers.ProjectedDPSGD, optimizers.GEP)):
-            changes["subspace"] = subspaces.RandomSubspace(
-                rank=max(_RANK, weights // 10)
-            )
-        return make(inner, **settings, **changes)
+        if not method.needs_subspace:
+            return make(inner, **kwargs)
+        subspace = subspaces.RandomSubspace(rank=max(_RANK, weights // 10))
+        return make(inner, **kwargs, subspace=subspace)
 
     return made
 
@@ -112,11 +99,11 @@ def audited(name, sizes, infers=True, shadow_models=0):
     from tf_dpsub import auditing
 
     began = time.monotonic()
-    is_rgp = name.startswith("RGP")
+    has_carriers = METHODS[name].needs_carriers
     step, half_precision = (
         auditing.MechanismAudit(
             maker(name, STEP_EPSILON, batch_size=16),
-            carrier_rank=_CARRIER_RANK if is_rgp else None,
+            carrier_rank=_CARRIER_RANK if has_carriers else None,
             dtype_policy=policy,
         )
         for policy in ("float32", "mixed_float16")
@@ -128,7 +115,7 @@ def audited(name, sizes, infers=True, shadow_models=0):
         canaries=sizes.canaries,
         delta=DELTA,
         guesses=max(2, sizes.canaries // 5),
-        carrier_rank=1 if is_rgp else None,
+        carrier_rank=1 if has_carriers else None,
         confidence=0.999,
     )
     findings.append(
@@ -176,7 +163,7 @@ def attacked(name=None, shadow_models=0):
             model.compile(keras.optimizers.Adam(3e-3), loss)
             model.fit(x, y, 32, digits_membership.EPOCHS, verbose=0)
             return model
-        if name.startswith("RGP"):
+        if METHODS[name].needs_carriers:
             tf_dpsub.layers.reparametrize(model, _CARRIER_RANK)
         private = tf_dpsub.make_private(model)
         batch_size = digits_membership.BATCH_SIZE

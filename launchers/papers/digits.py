@@ -6,53 +6,35 @@ import itertools
 from tf_dpsub.configs import digits_dpsgd
 from tf_dpsub.launchers.papers.engine import plots
 from tf_dpsub.launchers.papers.engine.trials import Experiment, Trial
+from tf_dpsub.methods import METHODS
 
 _SEEDS = (0, 1, 2)
 _EPSILONS = (0.5, 2, 8)
 _RATES = (0.02, 0.1, 0.5)
 _PUBLIC = 238
 _RANK, _CARRIER_RANK = 50, 8
+# Names in those of trials, and what the experiments choose.
 _METHODS = {
     "DP-SGD": ("dp", {}),
-    "PDP-SGD": ("pdp", {"optimizer": "ProjectedDPSGD"}),
-    "B-GEP": (
-        "bgep",
-        {"optimizer": "GEP", "optimizer_kwargs": {"residual": False}},
-    ),
-    "GEP": (
-        "gep",
-        {"optimizer": "GEP", "optimizer_kwargs": {"residual_norm_clip": 0.2}},
-    ),
-    "RGP": (
-        "rgp",
-        {
-            "optimizer": "RGP",
-            "optimizer_kwargs": {"warmup_steps": 20},
-            "reparametrize": {"rank": _CARRIER_RANK},
-        },
-    ),
+    "PDP-SGD": ("pdp", {}),
+    "B-GEP": ("bgep", {}),
+    "GEP": ("gep", {"residual_norm_clip": 0.2}),
+    "RGP": ("rgp", {"warmup_steps": 20}),
 }
-
-
-_POWERSGD = {
-    "DP-PowerSGD": (
-        "power",
-        {
-            "optimizer": "DPPowerSGD",
-            "optimizer_kwargs": {"rank": _CARRIER_RANK},
-        },
-    )
-}
+_POWERSGD = {"DP-PowerSGD": ("power", {"rank": _CARRIER_RANK})}
 _PRECISIONS = {"float32": "float32", "bfloat16": "mixed_bfloat16"}
 _PRECISION_SEEDS = range(5)
 
 
-def _config(fields, epsilon, rate, seed):
+def _config(name, kwargs, epsilon, rate, seed):
+    method = METHODS[name]
     config = digits_dpsgd.get_config()
     config.public_examples = _PUBLIC
-    for name, value in fields.items():
-        config[name] = value
-    if config.optimizer in ("ProjectedDPSGD", "GEP"):
+    config.optimizer = method.optimizer
+    config.optimizer_kwargs = method.kwargs | kwargs
+    if method.needs_carriers:
+        config.reparametrize = {"rank": _CARRIER_RANK}
+    if method.needs_subspace:
         config.subspace = "PublicSubspace"
         config.subspace_kwargs = {"rank": _RANK, "method": "gram"}
     config.epsilon = float(epsilon)
@@ -67,7 +49,7 @@ def methods(inputs):
     for seed, epsilon, rate, method in itertools.product(
         _SEEDS, _EPSILONS, _RATES, _METHODS
     ):
-        short, fields = _METHODS[method]
+        short, kwargs = _METHODS[method]
         trials.append(
             Trial(
                 name=f"epsilon{epsilon:g}_rate{rate:g}_{short}_seed{seed}",
@@ -76,7 +58,7 @@ def methods(inputs):
                     "method": method,
                     "learning rate": rate,
                 },
-                config=_config(fields, epsilon, rate, seed),
+                config=_config(method, kwargs, epsilon, rate, seed),
             )
         )
     return Experiment(
@@ -109,10 +91,10 @@ def methods(inputs):
 def precision(inputs):
     """What bfloat16 costs each method in accuracy, on digits at ε = 2."""
     trials = []
-    for seed, precision, (method, (short, fields)) in itertools.product(
+    for seed, precision, (method, (short, kwargs)) in itertools.product(
         _PRECISION_SEEDS, _PRECISIONS, (_METHODS | _POWERSGD).items()
     ):
-        config = _config(fields, 2, 0.1, seed)
+        config = _config(method, kwargs, 2, 0.1, seed)
         config.dtype_policy = _PRECISIONS[precision]
         trials.append(
             Trial(

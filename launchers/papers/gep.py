@@ -13,6 +13,7 @@ import pathlib
 from tf_dpsub.configs import gep_cifar10, gep_linear_probe, gep_mnist
 from tf_dpsub.launchers.papers.engine import plots
 from tf_dpsub.launchers.papers.engine.trials import Experiment, Trial
+from tf_dpsub.methods import METHODS
 
 _SEEDS = (0, 1, 2)
 _METHODS = {"GP": "gp", "B-GEP": "bgep", "GEP": "gep"}
@@ -330,13 +331,13 @@ def _against_epsilon(task, config, epsilon, method, seed):
 def _set_method(config, method):
     """Turns the config of GEP into that of another method."""
     if method == "GP":
-        config.optimizer = "DPSGD"
+        config.optimizer = METHODS["DP-SGD"].optimizer
         config.optimizer_kwargs = {}
         config.subspace = None
         config.subspace_kwargs = {}
         config.recorders = ()
     elif method == "B-GEP":
-        config.optimizer_kwargs = {"residual": False}
+        config.optimizer_kwargs = METHODS["B-GEP"].kwargs
     elif method == "GEP, random basis":
         own = config.subspace_kwargs
         config.subspace = "RandomSubspace"

@@ -14,6 +14,7 @@ import math
 from tf_dpsub.configs import mnist_dpsgd, pdp_fashion_mnist, pdp_mnist
 from tf_dpsub.launchers.papers.engine import plots
 from tf_dpsub.launchers.papers.engine.trials import Experiment, Trial
+from tf_dpsub.methods import METHODS
 
 _SEEDS = (0, 1, 2)
 _UNITS = ("tanh", "ReLU")
@@ -234,7 +235,7 @@ def _trial(config, units, sigma, method, rates, seed):
     config.start_epoch = rates.start_epoch
     k = config.subspace_kwargs.rank
     if method == "DP-SGD":
-        config.optimizer = "DPSGD"
+        config.optimizer = METHODS["DP-SGD"].optimizer
         config.learning_rate = rates.dp
         config.start_epoch = 1
         config.subspace = None

@@ -10,6 +10,7 @@ import statistics
 from tf_dpsub import files
 from tf_dpsub.configs import default
 from tf_dpsub.launchers.reports import figures, folder_page
+from tf_dpsub.methods import METHODS, PLANNED, method_of
 
 # Experiments whose trials are ranked, and whether their public examples are
 # too many or too few to stand for the private ones: test examples do then.
@@ -206,21 +207,17 @@ def _kind(config):
     """The planner's name of a trial's method, and rank; None if it has none."""
     if config.lora or config.noise_multiplier == 0:
         return None
-    kwargs = config.optimizer_kwargs
+    method = method_of(config.optimizer, config.optimizer_kwargs)
+    if method is None or method.name not in PLANNED:
+        return None
+    if method.needs_carriers:
+        return method.name, config.reparametrize.rank
+    if not method.needs_subspace:
+        return method.name, None
     rank = config.subspace_kwargs.get("rank")
-    if config.optimizer == "DPSGD":
-        return "DP-SGD", None
-    if config.optimizer == "RGP":
-        if kwargs.get("carriers", "history") != "history":
-            return None
-        return "RGP", config.reparametrize.rank
     if config.subspace != "PublicSubspace" or rank == "auto":
         return None
-    if config.optimizer == "ProjectedDPSGD":
-        return "PDP-SGD", rank
-    if config.optimizer == "GEP":
-        return "GEP" if kwargs.get("residual", True) else "B-GEP", rank
-    return None
+    return method.name, rank
 
 
 def _name(config):
@@ -266,10 +263,14 @@ def _planned(experiment, members, fraction):
             "methods": tuple(dict.fromkeys(m.method for m in members)),
             "clips": sorted({m.config.l2_norm_clip for m in members}),
             "ranks": sorted(
-                {m.rank for m in members if m.rank and m.method != "RGP"}
+                {
+                    m.rank
+                    for m in members
+                    if m.rank and not METHODS[m.method].needs_carriers
+                }
             ),
             "carrier_ranks": sorted(
-                {m.rank for m in members if m.method == "RGP"}
+                {m.rank for m in members if METHODS[m.method].needs_carriers}
             ),
         },
         simulation={

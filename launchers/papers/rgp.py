@@ -14,6 +14,7 @@ import pathlib
 from tf_dpsub.configs import rgp_cifar10, rgp_sst2
 from tf_dpsub.launchers.papers.engine import plots
 from tf_dpsub.launchers.papers.engine.trials import Experiment, Trial
+from tf_dpsub.methods import METHODS
 
 _SEEDS = (0, 1, 2)
 _RANKS = (1, 2, 4, 8, 16)
@@ -92,7 +93,8 @@ class _Method:
     def changed(self, config, epsilon=None):
         if not self.has_carriers:
             config.reparametrize = {}
-            config.optimizer, config.optimizer_kwargs = "DPSGD", {}
+            config.optimizer = METHODS["DP-SGD"].optimizer
+            config.optimizer_kwargs = {}
         for name, value in self.fields.items():
             config[name] = value
         if self.is_private:
@@ -104,8 +106,11 @@ class _Method:
         return config
 
 
-_RANDOM = {"optimizer_kwargs": {"carriers": "random"}}
-_POWER = {"optimizer": "DPPowerSGD", "optimizer_kwargs": {"rank": 16}}
+_RANDOM = {"optimizer_kwargs": METHODS["RGP-random"].kwargs}
+_POWER = {
+    "optimizer": METHODS["DP-PowerSGD"].optimizer,
+    "optimizer_kwargs": {"rank": 16},
+}
 _CIFAR10 = {
     "Full, not private": _Method(
         short="full", is_private=False, fields={"learning_rate": 0.1}

@@ -7,9 +7,8 @@ import keras
 import numpy as np
 import pytest
 
-from tf_dpsub import accounting, planning
+from tf_dpsub import accounting, methods, planning
 from tf_dpsub.layers import reparametrized_layers
-from tf_dpsub.planning import settings
 
 INPUTS, CLASSES = 200, 4
 RUN = {"examples": 2000, "delta": 1e-5, "epochs": 2, "batch_size": 100}
@@ -95,7 +94,7 @@ class TestPlan:
             (c.alignment for c in found.best), reverse=True
         )
         text = "\n".join(found.reasons)
-        assert all(method in text for method in settings.METHODS)
+        assert all(method in text for method in methods.PLANNED)
 
     def test_noise_keeps_the_budget(self):
         found = planned(2)

@@ -3,9 +3,9 @@
 import dataclasses
 import warnings
 
+from tf_dpsub.methods import PLANNED
 from tf_dpsub.planning.search import Candidate, Search
 from tf_dpsub.planning.settings import (
-    METHODS,
     PlannedRun,
     SearchSpace,
     Simulation,
@@ -186,7 +186,7 @@ def _with_recommendation(plan):
     best = plan.best
     first = best[0]
     close = [c for c in best if c.alignment >= (1 - _WORTH) * first.alignment]
-    chosen = min(close, key=lambda c: METHODS.index(c.method))
+    chosen = min(close, key=lambda c: PLANNED.index(c.method))
     if all(c.cost is not None for c in close):
         chosen = min(close, key=lambda c: c.cost.seconds(plan.batch_size))
     reasons = [

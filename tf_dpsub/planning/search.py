@@ -10,6 +10,7 @@ from absl import logging
 from keras import tree
 
 from tf_dpsub import layers, optimizers, subspaces
+from tf_dpsub.methods import METHODS
 from tf_dpsub.planning.settings import SearchSpace, Simulation
 from tf_dpsub.planning.signals import Signal, SignalMeter, mean_signal
 from tf_dpsub.planning.step_cost import StepCost, measure_step
@@ -59,13 +60,13 @@ class Candidate:
     def name(self):
         if self.rank is None:
             return self.method
-        letter = "r" if self.method == "RGP" else "k"
+        letter = "r" if METHODS[self.method].needs_carriers else "k"
         return f"{self.method}, {letter} = {self.rank}"
 
     @property
     def residual_norm_clip(self):
         """Clip of GEP's residuals, as a float; None of other methods."""
-        if self.method == "GEP":
+        if METHODS[self.method].has_residual:
             return _RESIDUAL_CLIP * self.l2_norm_clip
         return None
 
@@ -224,11 +225,11 @@ class Search:
 
     def _try_method(self, method):
         """Measures the signals of a method, with all ranks and clips."""
-        if method == "DP-SGD":
-            self._try(method, None)
-        elif method == "RGP":
+        if METHODS[method].needs_carriers:
             for rank in self._space.carrier_ranks:
-                self._try_carriers(rank)
+                self._try_carriers(method, rank)
+        elif not METHODS[method].needs_subspace:
+            self._try(method, None)
         else:
             for rank in self._space.ranks:
                 if rank <= self._largest_rank:
@@ -248,14 +249,14 @@ class Search:
         weights = sum(math.prod(v.shape) for v in self._model.trainable_weights)
         return min(count, weights)
 
-    def _try_carriers(self, rank):
+    def _try_carriers(self, method, rank):
         try:
             self._reparametrize(rank)
         except ValueError as error:
-            logging.info("RGP with rank %d is left out. %s", rank, error)
+            logging.info("%s with rank %d is left out. %s", method, rank, error)
             return
         try:
-            self._try("RGP", rank)
+            self._try(method, rank)
         finally:
             layers.merge(self._model)
 
@@ -267,7 +268,7 @@ class Search:
         meter = self._meter(optimizers)
         for k, weights in enumerate(self._path):
             self._model.set_weights(weights)
-            if method == "RGP":
+            if METHODS[method].needs_carriers:
                 _follow(meter, is_start=k == 0)
             signals = meter.measure(self._gradients.means()[0])
             for optimizer, signal in zip(optimizers, signals):
@@ -282,21 +283,14 @@ class Search:
 
     def _optimizers(self, method, rank, clips):
         """One optimizer for each clip, with noise multiplier 1."""
-        make = {
-            "DP-SGD": optimizers.DPSGD,
-            "PDP-SGD": optimizers.ProjectedDPSGD,
-            "B-GEP": optimizers.GEP,
-            "GEP": optimizers.GEP,
-            "RGP": optimizers.RGP,
-        }[method]
-        kwargs = {}
-        if method in ("PDP-SGD", "B-GEP", "GEP"):
+        method = METHODS[method]
+        make = getattr(optimizers, method.optimizer)
+        kwargs = dict(method.kwargs)
+        if method.needs_subspace:
             kwargs["subspace"] = self._subspace(rank)
-        if method == "B-GEP":
-            kwargs["residual"] = False
         by_clip = []
         for clip in clips:
-            if method == "GEP":
+            if method.has_residual:
                 kwargs["residual_norm_clip"] = _RESIDUAL_CLIP * clip
             by_clip.append(
                 make(
@@ -357,7 +351,7 @@ class Search:
         ]
 
     def _cost(self, method, rank, clip):
-        if method == "RGP":
+        if METHODS[method].needs_carriers:
             self._reparametrize(rank)
         try:
             (optimizer,) = self._optimizers(method, rank, [clip])
@@ -365,7 +359,7 @@ class Search:
             model.compile(optimizer, loss=self._loss)
             return measure_step(model, *self._trained)
         finally:
-            if method == "RGP":
+            if METHODS[method].needs_carriers:
                 layers.merge(self._model)
 
 

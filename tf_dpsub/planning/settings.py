@@ -7,8 +7,8 @@ from typing import Any
 
 from tf_dpsub import accounting
 from tf_dpsub.checks import check_count, check_fraction
+from tf_dpsub.methods import PLANNED
 
-METHODS = ("DP-SGD", "PDP-SGD", "B-GEP", "GEP", "RGP")
 # Batch sizes that are compared where none is given.
 _BATCH_SIZES = tuple(2**k for k in range(5, 15))
 # The chosen batch is the smallest with at most this multiple of the least
@@ -117,7 +117,7 @@ class SearchSpace:
         ValueError: if `methods` is empty or has an unknown one.
     """
 
-    methods: Collection[str] = METHODS
+    methods: Collection[str] = PLANNED
     clips: Collection[float] | None = None
     ranks: Collection[int] = (10, 50, 200)
     carrier_ranks: Collection[int] = (2, 8, 16)
@@ -126,10 +126,10 @@ class SearchSpace:
     basis: tuple | None = None
 
     def __post_init__(self):
-        unknown = [m for m in self.methods if m not in METHODS]
+        unknown = [m for m in self.methods if m not in PLANNED]
         if unknown or not self.methods:
             raise ValueError(
-                f"Expected methods among {', '.join(METHODS)}, got "
+                f"Expected methods among {', '.join(PLANNED)}, got "
                 f"{', '.join(map(str, unknown)) or 'none'}."
             )
 

@@ -8,34 +8,8 @@ import numpy as np
 from matplotlib import colormaps, ticker
 
 from tf_dpsub.launchers.reports import figures
+from tf_dpsub.launchers.reports.method_styles import COLOURS, MARKERS
 
-# A method keeps its colour and its marker in all figures.
-_COLOURS = {
-    "DP-SGD": figures.GREY,
-    "GP": figures.GREY,
-    "PDP-SGD": figures.BLUE,
-    "GEP": figures.GREEN,
-    "RPDP-SGD": figures.RED,
-    "GEP, random basis": figures.RED,
-    "B-GEP": figures.ORANGE,
-    "RGP": figures.PURPLE,
-    "RGP-random": figures.RED,
-    "DP-PowerSGD": figures.ORANGE,
-    "LoRA": figures.ORANGE,
-}
-_MARKERS = {
-    "DP-SGD": "o",
-    "GP": "o",
-    "PDP-SGD": "s",
-    "GEP": "s",
-    "RPDP-SGD": "^",
-    "GEP, random basis": "^",
-    "B-GEP": "D",
-    "RGP": "s",
-    "RGP-random": "^",
-    "DP-PowerSGD": "v",
-    "LoRA": "D",
-}
 _MAX_COLUMNS = 3
 _PAPER = ", paper"
 _BESIDE = 1.025
@@ -155,7 +129,7 @@ def _bars(axes, rows):
         names,
         [row.mean for row in rows],
         xerr=[row.deviation or 0.0 for row in rows],
-        color=[_COLOURS.get(row.method, figures.GREY) for row in rows],
+        color=[COLOURS.get(row.method, figures.GREY) for row in rows],
         height=0.6,
         capsize=3,
     )
@@ -282,7 +256,7 @@ def projection_errors(results):
     )
     for row in rows:
         curves = [o.projection_errors for o in row.outcomes]
-        _mean_and_range(axes, curves, row.method, _COLOURS[row.method])
+        _mean_and_range(axes, curves, row.method, COLOURS[row.method])
     _epoch_axis(axes)
     axes.set_ylim(0, 1)
     axes.set_ylabel("projection error")
@@ -309,7 +283,7 @@ def projection_residuals(results):
         "self": (":", "D", "carriers of the gradient itself"),
     }
     for row in rows:
-        colour = _COLOURS.get(row.method, figures.GREY)
+        colour = COLOURS.get(row.method, figures.GREY)
         kept = row.outcomes[0].residuals
         # Lines of one point are not seen.
         is_point = len(kept) == 1
@@ -415,8 +389,8 @@ def _points(axes, rows, method, position, name=None, linestyle="-"):
         [row.mean for row in rows],
         yerr=[row.deviation or 0.0 for row in rows],
         label=name or method,
-        color=_COLOURS[method],
-        marker=_MARKERS[method],
+        color=COLOURS[method],
+        marker=MARKERS[method],
         markersize=6,
         linewidth=1.5,
         linestyle=linestyle,
@@ -432,8 +406,8 @@ def _paper_points(axes, rows, method):
         [row.paper_epsilon for row in known],
         [row.paper for row in known],
         label=f"{method}{_PAPER}",
-        color=_COLOURS[method],
-        marker=_MARKERS[method],
+        color=COLOURS[method],
+        marker=MARKERS[method],
         markersize=8,
         markerfacecolor="none",
         linestyle="none",
@@ -441,7 +415,7 @@ def _paper_points(axes, rows, method):
 
 
 def _band(axes, row):
-    colour = _COLOURS[row.method]
+    colour = COLOURS[row.method]
     axes.axhline(row.mean, color=colour, linewidth=1.5, label=row.method)
     if row.deviation is not None:
         axes.axhspan(
@@ -501,9 +475,9 @@ def _line_name(row, line):
 def _line_colours(rows, line):
     """A method's own colour, or shades by the value of another label."""
     names = list(dict.fromkeys(_line_name(row, line) for row in rows))
-    shaded = [name for name in names if name not in _COLOURS]
+    shaded = [name for name in names if name not in COLOURS]
     shades = colormaps["viridis"](np.linspace(0.1, 0.85, len(shaded)))
-    return _COLOURS | dict(zip(shaded, shades))
+    return COLOURS | dict(zip(shaded, shades))
 
 
 def _epsilon_axis(axes, rows):

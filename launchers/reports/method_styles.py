@@ -1,0 +1,19 @@
+"""The colour and the marker that a method keeps in all figures."""
+
+from tf_dpsub.launchers.reports import figures
+
+_STYLES = {
+    "DP-SGD": (figures.GREY, "o"),
+    "GP": (figures.GREY, "o"),
+    "PDP-SGD": (figures.BLUE, "s"),
+    "GEP": (figures.GREEN, "s"),
+    "RPDP-SGD": (figures.RED, "^"),
+    "GEP, random basis": (figures.RED, "^"),
+    "B-GEP": (figures.ORANGE, "D"),
+    "RGP": (figures.PURPLE, "s"),
+    "RGP-random": (figures.RED, "^"),
+    "DP-PowerSGD": (figures.ORANGE, "v"),
+    "LoRA": (figures.ORANGE, "D"),
+}
+COLOURS = {name: colour for name, (colour, _) in _STYLES.items()}
+MARKERS = {name: marker for name, (_, marker) in _STYLES.items()}
