@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import math
 import os
 import pathlib
 import shutil
@@ -24,6 +25,11 @@ def json_fields(config):
         dict. Infinite numbers, which JSON has not, are strings.
     """
     return json.loads(config.to_json(), parse_constant=str)
+
+
+def json_number(value):
+    """A number that JSON can hold, or its name: `"inf"`, `"nan"`."""
+    return value if math.isfinite(value) else str(value)
 
 
 def require_own(path, name):

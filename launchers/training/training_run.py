@@ -414,23 +414,27 @@ class _Run:
         )
         seconds = self._recorder.step_seconds
         epsilon = {
-            accountant: _finite(model.epsilon(config.delta, accountant))
+            accountant: run_directory.json_number(
+                model.epsilon(config.delta, accountant)
+            )
             for accountant in ("rdp", "pld")
         }
         metric = self._task.metric
         return {
-            f"test_{metric}": _finite(measured[metric]),
+            f"test_{metric}": run_directory.json_number(measured[metric]),
             **self._task.last_result(
                 self._plain(), self._loaded, self._directory
             ),
-            "test_loss": _finite(measured["loss"]),
+            "test_loss": run_directory.json_number(measured["loss"]),
             "epsilon": epsilon[config.accountant],
             "epsilon_rdp": epsilon["rdp"],
             "epsilon_pld": epsilon["pld"],
             "delta": config.delta,
             "accountant": config.accountant,
             "noise_multiplier": model.optimizer.noise_multiplier,
-            "l2_norm_clip": _finite(model.optimizer.l2_norm_clip),
+            "l2_norm_clip": run_directory.json_number(
+                model.optimizer.l2_norm_clip
+            ),
             "sampling": "poisson",
             "sampling_rate": batches.sampling_rate,
             "private_examples": batches.examples,
@@ -446,11 +450,6 @@ class _Run:
             "seed": config.seed,
             "config": run_directory.json_fields(config),
         }
-
-
-def _finite(value):
-    """A number that JSON can hold, or its name: `"inf"`, `"nan"`."""
-    return value if math.isfinite(value) else str(value)
 
 
 def _peak_memory_mib():

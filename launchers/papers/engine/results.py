@@ -4,7 +4,6 @@ import csv
 import dataclasses
 import functools
 import json
-import math
 import statistics
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy as np
 from tf_dpsub import accounting
 from tf_dpsub.accounting import accountants
 from tf_dpsub.launchers.papers.engine import trials
+from tf_dpsub.launchers.training.run_directory import json_number
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -253,14 +253,16 @@ def _row_as_json(row):
         "accuracy_deviation": row.deviation,
         "projection_error": row.projection_error,
         "epsilon": {
-            a: _finite(row.epsilon(a)) for a in accountants.ACCOUNTANTS
+            a: json_number(row.epsilon(a)) for a in accountants.ACCOUNTANTS
         },
         "trials": [
             {
                 "name": outcome.trial.name,
                 "seed": outcome.trial.config.seed,
                 "accuracy": outcome.accuracy,
-                "epsilon": {a: _finite(e) for a, e in outcome.epsilon.items()},
+                "epsilon": {
+                    a: json_number(e) for a, e in outcome.epsilon.items()
+                },
                 "noise_multiplier": outcome.result["noise_multiplier"],
                 "epochs": outcome.result["epochs"],
                 "steps": outcome.result["steps"],
@@ -269,7 +271,3 @@ def _row_as_json(row):
             for outcome in row.outcomes
         ],
     }
-
-
-def _finite(value):
-    return value if math.isfinite(value) else str(value)
