@@ -11,8 +11,8 @@ from tensorflow.python.ops import control_flow_util
 from tf_dpsub.primitives import grid, threefry
 
 # From COMPILED numbers on, XLA compiles the draw on a CPU: it takes a quarter
-# of the time, and a second to compile. To compile few shapes, it draws pieces
-# of PIECE numbers, the last one of a multiple of PIECES_MULTIPLE.
+# of the time, and a second to compile. To compile few shapes, it draws equal
+# pieces of at most PIECE numbers, a multiple of PIECES_MULTIPLE.
 COMPILED = 2**14
 PIECE = 2**16
 PIECES_MULTIPLE = 2**12
@@ -106,8 +106,10 @@ def noisy(
             draw = _noisy_in_pieces
     results: list = [None] * len(sums)
     for part, part_key in zip(parts, keys, strict=True):
-        flat = [tf.reshape(tf.cast(sums[k], tf.float64), [-1]) for k in part]
-        vector = tf.concat(flat, 0) if len(flat) > 1 else flat[0]
+        flat = [tf.reshape(sums[k], [-1]) for k in part]
+        vector = flat[0]
+        if len(flat) > 1:
+            vector = tf.concat([tf.cast(f, tf.float64) for f in flat], 0)
         if noises[part[0]] is None:
             drawn = tf.cast(vector, dtype)
         else:
@@ -147,26 +149,21 @@ def _keys_of_one_count(key, parts, sums):
 def _noisy_in_pieces(noise, key, vector, dtype):
     """The noisy vector, in pieces that XLA has compiled for a CPU."""
     count = vector.shape[0]
-    whole, remainder = divmod(count, PIECE)
-    keys = tf.random.experimental.stateless_split(key, whole + 1)
-    numbers = []
-    if whole:
-        pieces = tf.map_fn(
-            lambda k: _compiled(noise, PIECE, dtype)(
-                keys[k],
-                tf.ensure_shape(vector[k * PIECE : (k + 1) * PIECE], [PIECE]),
-            ),
-            tf.range(whole),
-            fn_output_signature=tf.TensorSpec([PIECE], dtype),
+    pieces = -(-count // PIECE)
+    size = -(-count // (pieces * PIECES_MULTIPLE)) * PIECES_MULTIPLE
+    keys = tf.random.experimental.stateless_split(key, pieces)
+    if pieces * size > count:
+        vector = tf.pad(vector, [[0, pieces * size - count]])
+    drawn = _compiled(noise, size, dtype)
+    if pieces == 1:
+        numbers = drawn(keys[0], vector)
+    else:
+        numbers = tf.map_fn(
+            lambda piece: drawn(*piece),
+            (keys, tf.reshape(vector, [pieces, size])),
+            fn_output_signature=tf.TensorSpec([size], dtype),
         )
-        numbers.append(tf.reshape(pieces, [-1]))
-    if remainder:
-        padded = tf.pad(
-            vector[-remainder:], [[0, -remainder % PIECES_MULTIPLE]]
-        )
-        draw = _compiled(noise, padded.shape[0], dtype)
-        numbers.append(draw(keys[whole], padded)[:remainder])
-    return tf.concat(numbers, 0) if len(numbers) > 1 else numbers[0]
+    return tf.reshape(numbers, [-1])[:count]
 
 
 def _is_in_xla():
@@ -219,6 +216,8 @@ def _words_of_system(rows, count):
 def _noisy(noise, words, vector, dtype):
     thresholds, aliases = grid.table(noise)
     table = tf.constant(thresholds), tf.constant(aliases)
+    # Cast here, where XLA makes no float64 copy of all numbers.
+    vector = tf.cast(vector, tf.float64)
     return tf.cast(noise.noisy(words, vector, table), dtype)
 
 
