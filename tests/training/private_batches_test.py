@@ -340,3 +340,17 @@ class TestValidation:
                 )
             assert len(history["val_loss"]) == 2
         assert model.ledger.steps == 20
+
+
+@pytest.mark.parametrize("beside", [{"y": Y}, {"sample_weight": W}])
+@pytest.mark.parametrize("kind", ["a dataset", "Poisson batches"])
+def test_targets_beside_batches_are_refused(kind, beside):
+    """They would be left out without a word."""
+    if kind == "a dataset":
+        batches = tf.data.Dataset.from_tensors((X, Y))
+    else:
+        batches = data.PoissonBatches(X, Y, batch_size=EXAMPLES)
+    model = private(linear(), exact())
+    with pytest.raises(ValueError, match="Expected y=None and sample_weight"):
+        model.fit(batches, **beside, verbose=0)
+    assert model.ledger.steps == 0

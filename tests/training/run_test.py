@@ -142,6 +142,20 @@ class TestSteps:
                 model.train_step({"x": X[:4]})
         assert model.ledger.steps == 0
 
+    @pytest.mark.parametrize("method", ["fit", "train_on_batch"])
+    def test_another_run_within_it_is_refused(self, method):
+        """It would end the one in progress, and nothing would be charged."""
+
+        class Nested(keras.callbacks.Callback):
+            def on_train_batch_end(self, batch, logs=None):
+                getattr(self.model, method)(X[:4], Y[:4])
+
+        model = private(linear(), dpsgd())
+        with pytest.raises(RuntimeError, match="fit` in progress, got one"):
+            model.fit(X, Y, callbacks=[Nested()], verbose=0)
+        assert model.ledger.steps == int(model.optimizer.iterations) == 1
+        assert model.current_run is None
+
     def test_steps_of_an_interrupted_run_count(self):
         class Interrupt(keras.callbacks.Callback):
             def on_train_batch_end(self, batch, logs=None):

@@ -185,8 +185,9 @@ def split_validation(data, validation_data, split: float, is_public: bool):
 
 def _poisson(model, x, y, sample_weight):
     """Poisson batches of arrays; None for a dataset of given batches."""
+    has_targets = y is not None or sample_weight is not None
     if isinstance(x, tf.data.Dataset):
-        if y is not None or sample_weight is not None:
+        if has_targets:
             raise ValueError(
                 "Expected y=None and sample_weight=None with a "
                 "tf.data.Dataset, got targets or weights beside it. Let "
@@ -194,6 +195,12 @@ def _poisson(model, x, y, sample_weight):
             )
         return None
     if isinstance(x, poisson_batches.PoissonBatches):
+        if has_targets:
+            raise ValueError(
+                "Expected y=None and sample_weight=None with PoissonBatches, "
+                "got targets or weights beside them. Make them of all: "
+                "`PoissonBatches(x, y, sample_weight, batch_size=...)`."
+            )
         checked_batch_size(model.optimizer, x.batch_size)
         return x
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(

@@ -58,6 +58,12 @@ class Run:
         self._has_begun = False
 
     def __enter__(self):
+        if self._model.current_run is not None:
+            raise RuntimeError(
+                "Expected no call of `fit` in progress, got one: its steps and "
+                "those of another call cannot be told apart in the ledger. "
+                "Train in a callback by another private model, or afterwards."
+            )
         self._model.current_run = self
         return self
 
