@@ -15,7 +15,7 @@ from tf_dpsub.launchers import papers, reproduce
 from tf_dpsub.launchers.papers.engine import plots, results, trials
 from tf_dpsub.launchers.terminal import program
 
-ROOT = pathlib.Path(reproduce.__file__).parents[1]
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 @pytest.fixture
