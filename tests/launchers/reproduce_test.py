@@ -174,7 +174,7 @@ PROGRAM = """
 import functools, sys
 from tf_dpsub.configs import default
 from tf_dpsub.launchers import papers, reproduce
-from tf_dpsub.launchers.papers import plots, trials
+from tf_dpsub.launchers.papers.engine import plots, trials
 
 def trial(name, method, **changes):
     config = default.get_config()

@@ -355,7 +355,7 @@ class TestNoiseKey:
     @pytest.mark.slow
     def test_is_fresh_in_a_new_process(self):
         program = (
-            "from tf_dpsub.optimizers import noise\n"
+            "from tf_dpsub.primitives import noise\n"
             "import keras\n"
             "keras.utils.set_random_seed(0)\n"
             "print(noise.NoiseKey().advance().numpy().tolist())\n"

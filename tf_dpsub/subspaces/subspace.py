@@ -26,7 +26,7 @@ class Subspace(PublicState, abc.ABC):
 
     Args:
         groups: int, lists of layer names, or `"layers"`, as
-            `tf_dpsub.subspaces.make_groups` takes them.
+            `tf_dpsub.subspaces.groups.make_groups` takes them.
 
     Attributes:
         groups: list of `Group`, once attached to a model.
