@@ -1,28 +1,15 @@
-import dataclasses
 import math
 
 import pytest
 
-from tf_dpsub.accounting import LedgerEntry, PrivacyLedger, statement
+from tests.accounting import entries
+from tests.accounting.entries import BATCHES, ONCE, changed
+from tf_dpsub.accounting import PrivacyLedger, statement
 from tf_dpsub.accounting.statement import round_up
 
 DELTA = 1e-5
-POISSON = LedgerEntry(
-    mechanism="DPSGD",
-    noise_multiplier=1.3,
-    l2_norm_clip=0.75,
-    batch_size=150,
-    examples=60000,
-    sampler="poisson",
-)
-BATCHES = dataclasses.replace(
-    POISSON, noise_multiplier=18.0, examples=None, sampler="batches"
-)
-ONCE = dataclasses.replace(BATCHES, each_example_once_per_epoch=True)
-
-
-def changed(entry, **changes):
-    return dataclasses.replace(entry, **changes)
+# A clip that stands nowhere else in a statement.
+POISSON = changed(entries.POISSON, l2_norm_clip=0.75)
 
 
 def stated(*charges, delta=DELTA, **arguments):
