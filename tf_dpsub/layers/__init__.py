@@ -1,4 +1,4 @@
-"""Layers whose gradients are learned through low-rank carriers."""
+"""Layers of fixed features, and layers with low-rank gradient carriers."""
 
 from tf_dpsub.layers.carriers import Carriers, Reparametrized
 from tf_dpsub.layers.conv2d import RGPConv2D
@@ -9,15 +9,27 @@ from tf_dpsub.layers.conversion import (
 )
 from tf_dpsub.layers.dense import RGPDense
 from tf_dpsub.layers.einsum_dense import RGPEinsumDense
+from tf_dpsub.layers.frozen_features import FrozenFeatures
 from tf_dpsub.layers.multi_head_attention import RGPMultiHeadAttention
+from tf_dpsub.layers.patch_dictionary import PatchDictionary
+from tf_dpsub.layers.public_statistics import (
+    PublicNormalization,
+    PublicProjection,
+)
+from tf_dpsub.layers.scattering2d import Scattering2D
 
 __all__ = [
     "Carriers",
+    "FrozenFeatures",
+    "PatchDictionary",
+    "PublicNormalization",
+    "PublicProjection",
     "RGPConv2D",
     "RGPDense",
     "RGPEinsumDense",
     "RGPMultiHeadAttention",
     "Reparametrized",
+    "Scattering2D",
     "merge",
     "reparametrize",
     "reparametrized_layers",

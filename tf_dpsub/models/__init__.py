@@ -5,6 +5,10 @@ from collections.abc import Callable
 from tf_dpsub.checks import check_choice
 from tf_dpsub.models.batch_normalization import replace_batch_normalization
 from tf_dpsub.models.cnn import gep_mnist_cnn, mnist_cnn
+from tf_dpsub.models.feature_classifier import (
+    feature_classifier,
+    image_features,
+)
 from tf_dpsub.models.language_models import (
     bert_classifier,
     gpt2,
@@ -23,9 +27,11 @@ __all__ = [
     "NAMES",
     "TEXT_NAMES",
     "bert_classifier",
+    "feature_classifier",
     "gep_mnist_cnn",
     "get",
     "gpt2",
+    "image_features",
     "mlp",
     "mnist_cnn",
     "prompted_classifier",

@@ -41,7 +41,9 @@ class PublicGradients:
         self._draw_labels = None
         if y is None and "y" in spec:
             self._draw_labels = _random_labels(model, spec["y"])
-        data = given_batches.named(*model.preprocessed((x, y)))
+        data = given_batches.named(
+            *model.with_features(model.preprocessed((x, y)))
+        )
         data.pop("w", None)
         data = tree.map_structure(tf.convert_to_tensor, data)
         _check_fit(data, spec, self._draw_labels is None)

@@ -32,6 +32,8 @@ class PrivateBatches:
         steps_to_take: int, how many of the dataset's batches Keras takes for an
             epoch; None, all that there are.
         each_example_once_per_epoch: bool, whether the user states it.
+        raw_inputs: structure of arrays, the inputs before features were made
+            of them; None where the batches hold inputs.
     """
 
     dataset: tf.data.Dataset
@@ -39,6 +41,7 @@ class PrivateBatches:
     steps_per_epoch: int | None
     steps_to_take: int | None
     each_example_once_per_epoch: bool = False
+    raw_inputs: object = None
 
     @classmethod
     def of(
@@ -66,11 +69,12 @@ class PrivateBatches:
         Raises:
             ValueError: if the data or a statement about them do not fit.
         """
-        poisson = _poisson(model, x, y, sample_weight)
+        poisson, raw_inputs = _poisson(model, x, y, sample_weight)
         if each_example_once_per_epoch:
             _check_epochs(poisson, x, steps_per_epoch)
         if poisson is not None:
-            return cls.drawn(model, poisson, steps_per_epoch)
+            batches = cls.drawn(model, poisson, steps_per_epoch)
+            return dataclasses.replace(batches, raw_inputs=raw_inputs)
         batches = cls.given(model, x, steps_per_epoch)
         if each_example_once_per_epoch:
             return dataclasses.replace(
@@ -114,6 +118,8 @@ class PrivateBatches:
     @property
     def inputs(self):
         """All private inputs as `overlap.count_common` takes them, or None."""
+        if self.raw_inputs is not None:
+            return self.raw_inputs
         return None if self.poisson is None else self.poisson.comparable_inputs
 
 
@@ -184,7 +190,10 @@ def split_validation(data, validation_data, split: float, is_public: bool):
 
 
 def _poisson(model, x, y, sample_weight):
-    """Poisson batches of arrays; None for a dataset of given batches."""
+    """Poisson batches of arrays, and raw inputs where they hold features.
+
+    Both are None for a dataset of given batches.
+    """
     has_targets = y is not None or sample_weight is not None
     if isinstance(x, tf.data.Dataset):
         if has_targets:
@@ -193,7 +202,7 @@ def _poisson(model, x, y, sample_weight):
                 "tf.data.Dataset, got targets or weights beside it. Let "
                 "the dataset give (x, y) or (x, y, sample_weight)."
             )
-        return None
+        return None, None
     if isinstance(x, poisson_batches.PoissonBatches):
         if has_targets:
             raise ValueError(
@@ -202,17 +211,20 @@ def _poisson(model, x, y, sample_weight):
                 "`PoissonBatches(x, y, sample_weight, batch_size=...)`."
             )
         checked_batch_size(model.optimizer, x.batch_size)
-        return x
+        return x, None
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(
         model.preprocessed((x, y, sample_weight))
     )
-    return poisson_batches.PoissonBatches(
+    raw_inputs = x if model.kept_features is not None else None
+    (x,) = model.with_features((x,))
+    poisson = poisson_batches.PoissonBatches(
         x,
         y,
         sample_weight,
         batch_size=model.optimizer.batch_size,
         seed=_sampling_seed(model),
     )
+    return poisson, raw_inputs
 
 
 def _sampling_seed(model):

@@ -13,6 +13,7 @@ from tf_dpsub.training import (
     carried_ledger,
     execution,
     fit_callbacks,
+    kept_features,
     loss_scales,
     microbatches,
     own_loss,
@@ -90,6 +91,8 @@ class PrivateModel(saving.SavedWithLedger):
         model: the plain model.
         ledger: `tf_dpsub.accounting.PrivacyLedger`, all steps so far.
         current_run: `training.run.Run`, the call of `fit` in progress, or None.
+        kept_features: `training.kept_features.KeptFeatures` of that call, or
+            None.
     """
 
     def __init__(
@@ -115,11 +118,14 @@ class PrivateModel(saving.SavedWithLedger):
         self._carried_ledger = carried_ledger.CarriedLedger(self)
         self.built = True
         self.current_run: run.Run | None = None
+        self.kept_features: kept_features.KeptFeatures | None = None
         self.training_step: private_step.PrivateStep | None = None
 
     # As the plain model.
 
     def call(self, inputs, training=None, mask=None):
+        if isinstance(inputs, dict) and set(inputs) == {kept_features.KEY}:
+            return self.kept_features.head(inputs[kept_features.KEY], training)
         if self.model._call_has_training_arg:
             return self.model(inputs, training=training)
         return self.model(inputs)
@@ -232,6 +238,7 @@ class PrivateModel(saving.SavedWithLedger):
     # Training.
 
     @step_errors.explained
+    @kept_features.forgotten_afterwards
     def fit(
         self,
         x=None,
@@ -254,6 +261,7 @@ class PrivateModel(saving.SavedWithLedger):
         each_example_once_per_epoch: bool = False,
         allow_private_selection: bool = False,
         validation_data_is_public: bool = False,
+        keep_features: bool = True,
     ):
         """Trains the model privately.
 
@@ -274,6 +282,10 @@ class PrivateModel(saving.SavedWithLedger):
                 results, which epsilon does not cover. Defaults to `False`.
             validation_data_is_public: bool, states that `validation_data` is
                 public. Defaults to `False`.
+            keep_features: bool, whether the features that a
+                `tf_dpsub.layers.FrozenFeatures` makes of arrays are computed
+                once, and kept until the call ends: in memory, or, from 2 GiB
+                on, in a temporary file. Defaults to `True`.
 
         Returns:
             A `keras.callbacks.History`.
@@ -304,6 +316,8 @@ class PrivateModel(saving.SavedWithLedger):
         sample_weight = loss_scales.weights_of_examples(
             y, class_weight, sample_weight
         )
+        if keep_features:
+            self.kept_features = kept_features.for_run(self, x)
         if validation_data is not None:
             validation_data = self.preprocessed(validation_data)
         batches = private_batches.PrivateBatches.of(
@@ -342,7 +356,7 @@ class PrivateModel(saving.SavedWithLedger):
                     epochs=epochs,
                     verbose=verbose,
                     callbacks=fit_callbacks.completed(callbacks, verbose),
-                    validation_data=validation_data,
+                    validation_data=self.with_features(validation_data),
                     shuffle=False,
                     initial_epoch=initial_epoch,
                     steps_per_epoch=batches.steps_to_take,
@@ -441,6 +455,20 @@ class PrivateModel(saving.SavedWithLedger):
         parts = keras.utils.unpack_x_y_sample_weight(data)
         done = keras.utils.unpack_x_y_sample_weight(preprocess(*parts))
         return done[: len(data)]
+
+    def with_features(self, data):
+        """Replaces inputs by their features while these are kept.
+
+        Args:
+            data: tuple of arrays `x`, and perhaps `y` and sample weights;
+                anything else stays.
+
+        Returns:
+            The same.
+        """
+        if self.kept_features is None or not isinstance(data, (tuple, list)):
+            return data
+        return (self.kept_features.of(data[0]), *data[1:])
 
     @property
     def microbatch_size(self):

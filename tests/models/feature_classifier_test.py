@@ -1,0 +1,81 @@
+import keras
+import numpy as np
+import pytest
+
+from tf_dpsub import models
+
+
+@pytest.fixture(scope="module")
+def public():
+    return np.random.default_rng(0).random((30, 12, 12, 1), "float32")
+
+
+@pytest.fixture(scope="module")
+def features(public):
+    return models.image_features(
+        public, kinds=("scattering", "patches"), words=3, rank=5, seed=0
+    )
+
+
+def test_image_features(public, features):
+    outputs = features.predict(public, verbose=0)
+    assert outputs.shape == (30, 5)
+    np.testing.assert_allclose(outputs.mean(0), 0, atol=1e-4)
+    assert np.median(np.linalg.norm(outputs, axis=1)) == pytest.approx(1, 1e-3)
+    assert not features.trainable_variables
+
+
+def test_all_features_without_a_rank(public):
+    outputs = models.image_features(public)(public)
+    assert outputs.shape == (30, 3 * 3 * 81)
+
+
+def test_classifier(public, features):
+    model = models.feature_classifier(features, 10)
+    (kernel,) = model.trainable_variables
+    assert kernel.shape == (5, 10)
+    np.testing.assert_array_equal(model(public), 0)
+
+
+def test_bias(features):
+    model = models.feature_classifier(features, 10, use_bias=True)
+    assert [v.shape for v in model.trainable_variables] == [(5, 10), (10,)]
+
+
+def test_features_of_any_shape():
+    model = models.feature_classifier(keras.layers.Conv2D(2, 3), 4, (8, 8, 1))
+    assert model.trainable_variables[0].shape == (6 * 6 * 2, 4)
+
+
+def test_saved_model_has_the_whole_path(public, features, tmp_path):
+    model = models.feature_classifier(features, 3)
+    model.trainable_variables[0].assign(
+        np.random.default_rng(1).standard_normal((5, 3))
+    )
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(loaded(public), model(public))
+    assert len(loaded.trainable_variables) == 1
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"kinds": ("wavelets",)}, "kinds"),
+        ({"kinds": ()}, "kinds"),
+        ({"rank": 30}, "rank <= 29"),
+    ],
+)
+def test_errors_of_image_features(public, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        models.image_features(public, **arguments)
+
+
+def test_unknown_input_shape():
+    with pytest.raises(ValueError, match="input_shape"):
+        models.feature_classifier(keras.layers.Flatten(), 2)
+
+
+def test_no_layer():
+    with pytest.raises(ValueError, match="Keras layer"):
+        models.feature_classifier(np.mean, 2, (3,))

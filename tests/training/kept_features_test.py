@@ -1,0 +1,281 @@
+import os
+import stat
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_dpsub
+from tf_dpsub.training import kept_features
+
+_LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+_N, _SHAPE = 300, (6,)
+
+
+@pytest.fixture(scope="module")
+def data():
+    generator = np.random.default_rng(0)
+    x = generator.standard_normal((_N, *_SHAPE)).astype("float32")
+    return x, (x[:, 0] > 0).astype("int64")
+
+
+class BatchMean(keras.layers.Layer):
+    """Mixes the examples of a batch."""
+
+    def call(self, inputs):
+        return inputs - keras.ops.mean(inputs, 0)
+
+
+class Counting(keras.layers.Layer):
+    """Counts in Python how often its function is traced."""
+
+    calls = 0
+
+    def call(self, inputs):
+        type(self).calls += 1
+        return keras.ops.tanh(inputs)
+
+
+def _classifier(features):
+    return tf_dpsub.models.feature_classifier(features, 2, _SHAPE)
+
+
+def _dense(seed=0, units=4, activation="tanh"):
+    initializer = keras.initializers.GlorotUniform(seed)
+    return keras.layers.Dense(
+        units, activation=activation, kernel_initializer=initializer
+    )
+
+
+def _private(plain, noise_multiplier=1.0, batch_size=50, **kwargs):
+    model = tf_dpsub.make_private(plain)
+    model.compile(
+        tf_dpsub.optimizers.DPSGD(
+            keras.optimizers.SGD(1.0),
+            l2_norm_clip=0.5,
+            noise_multiplier=noise_multiplier,
+            batch_size=batch_size,
+            seed=0,
+            **kwargs,
+        ),
+        _LOSS,
+        metrics=["accuracy"],
+    )
+    return model
+
+
+def test_training_is_that_without_keeping(data):
+    weights, losses = [], []
+    for keep in (True, False):
+        model = _private(_classifier(_dense()))
+        history = model.fit(*data, epochs=2, verbose=0, keep_features=keep)
+        weights.append(model.get_weights())
+        losses.append(history.history["loss"])
+        assert model.kept_features is None
+    for kept, anew in zip(*weights):
+        np.testing.assert_allclose(kept, anew, atol=1e-5)
+    np.testing.assert_allclose(*losses, rtol=1e-4)
+
+
+def test_features_are_computed_once(data):
+    Counting.calls = 0
+    model = _private(_classifier(Counting()))
+    first = Counting.calls
+    model.fit(*data, epochs=3, verbose=0)
+    # Traced for the draws and the proof and to run, not in any step.
+    assert Counting.calls - first <= 3
+    assert model.training_step.spec["x"].keys() == {kept_features.KEY}
+    assert model.training_step.implementation == "graph"
+
+
+def test_the_step_computes_only_the_head(data):
+    model = _private(_classifier(_dense()))
+    model.fit(*data, epochs=1, verbose=0)
+    (spec,) = model.training_step.spec["x"][kept_features.KEY]
+    assert spec.shape[1:] == (4,)
+
+
+def test_validation_data_go_the_same_way(data):
+    model = _private(_classifier(_dense()))
+    history = model.fit(*data, epochs=2, validation_data=data, verbose=0)
+    loss, accuracy = model.evaluate(*data, verbose=0)
+    assert history.history["val_loss"][-1] == pytest.approx(loss, rel=1e-5)
+    assert history.history["val_accuracy"][-1] == pytest.approx(accuracy)
+    outputs = model.predict(data[0], verbose=0)
+    np.testing.assert_allclose(
+        outputs, model.model(data[0]), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_rows_that_mix_are_computed_alone(data):
+    model = _private(_classifier(BatchMean()))
+    features = kept_features.for_run(model, data[0])
+    (kept,) = features.of(data[0])[kept_features.KEY]
+    # Minus its own mean, each row is zero.
+    np.testing.assert_array_equal(kept, 0)
+
+
+def test_one_example_changes_its_own_features_alone(data):
+    model = _private(_classifier(_dense()))
+    features = kept_features.for_run(model, data[0])
+    x = data[0].copy()
+    before = features.of(x)[kept_features.KEY][0]
+    for hostile in (np.nan, np.inf, 1e30):
+        x[17] = hostile
+        after = features.of(x)[kept_features.KEY][0]
+        others = np.arange(_N) != 17
+        np.testing.assert_array_equal(before[others], after[others])
+
+
+def test_features_that_are_not_finite_contribute_nothing(data):
+    x, y = data
+    x = x.copy()
+    x[:100] = np.nan
+    model = _private(
+        _classifier(keras.layers.Rescaling(1.0)), noise_multiplier=0.0
+    )
+    history = model.fit(x, y, epochs=1, verbose=0)
+    assert np.isfinite(model.get_weights()[-1]).all()
+    assert np.isfinite(history.history["loss"]).all()
+
+
+def test_large_features_are_kept_in_a_file_of_the_owner(data, monkeypatch):
+    monkeypatch.setattr(kept_features, "_LARGEST_IN_MEMORY", 100)
+    seen = []
+
+    class Look(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            folder = self.model.kept_features._folder
+            modes = [os.stat(folder).st_mode]
+            for name in os.listdir(folder):
+                modes.append(os.stat(os.path.join(folder, name)).st_mode)
+            seen.append((folder, modes))
+
+    model = _private(_classifier(_dense()))
+    model.fit(*data, epochs=1, verbose=0, callbacks=[Look()])
+    ((folder, modes),) = seen
+    assert len(modes) == 2
+    assert stat.S_IMODE(modes[0]) == 0o700
+    assert not os.path.exists(folder)
+    in_memory = _private(_classifier(_dense()))
+    monkeypatch.undo()
+    in_memory.fit(*data, epochs=1, verbose=0)
+    np.testing.assert_allclose(
+        model.get_weights()[-1], in_memory.get_weights()[-1], atol=1e-6
+    )
+
+
+def test_files_are_deleted_after_an_error(data, monkeypatch):
+    monkeypatch.setattr(kept_features, "_LARGEST_IN_MEMORY", 100)
+    folders = []
+
+    class Fail(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            folders.append(self.model.kept_features._folder)
+            raise KeyboardInterrupt
+
+    model = _private(_classifier(_dense()))
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(*data, epochs=1, verbose=0, callbacks=[Fail()])
+    assert folders and not os.path.exists(folders[0])
+    assert model.kept_features is None
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_features_that_are_drawn_raise(data, seed):
+    class Noise(keras.layers.Layer):
+        def call(self, inputs):
+            return inputs + tf.random.normal(tf.shape(inputs), seed=seed)
+
+    model = _private(_classifier(Noise()))
+    with pytest.raises(ValueError, match="keep_features=False"):
+        model.fit(*data, verbose=0)
+    assert model.ledger.steps == 0
+
+
+def test_dropout_in_frozen_features_is_off(data):
+    features = keras.Sequential([_dense(), keras.layers.Dropout(0.9)])
+    plain = _classifier(features)
+    np.testing.assert_array_equal(
+        plain(data[0], training=True), plain(data[0], training=False)
+    )
+    model = _private(plain)
+    model.fit(*data, epochs=1, verbose=0)
+    assert len(model.trainable_variables) == 1
+
+
+def test_public_subspace_of_kept_features(data):
+    x, y = data
+    generator = np.random.default_rng(1)
+    public = generator.standard_normal((30, *_SHAPE)).astype("float32")
+    model = tf_dpsub.make_private(_classifier(_dense()))
+    subspace = tf_dpsub.subspaces.PublicSubspace(public, rank=3, method="gram")
+    model.compile(
+        tf_dpsub.optimizers.ProjectedDPSGD(
+            keras.optimizers.SGD(1.0),
+            subspace=subspace,
+            l2_norm_clip=1.0,
+            noise_multiplier=1.0,
+            batch_size=50,
+        ),
+        _LOSS,
+    )
+    model.fit(x, y, epochs=1, verbose=0)
+    assert np.abs(model.get_weights()[-1]).max() > 0
+
+
+def test_public_examples_among_the_private_ones_raise(data):
+    x, y = data
+    model = tf_dpsub.make_private(_classifier(_dense()))
+    model.compile(
+        tf_dpsub.optimizers.ProjectedDPSGD(
+            keras.optimizers.SGD(1.0),
+            subspace=tf_dpsub.subspaces.PublicSubspace(x[:9], rank=3),
+            l2_norm_clip=1.0,
+            noise_multiplier=1.0,
+            batch_size=50,
+        ),
+        _LOSS,
+    )
+    with pytest.raises(ValueError, match="public examples"):
+        model.fit(x, y, epochs=1, verbose=0)
+
+
+def test_datasets_go_through_the_whole_model(data):
+    model = _private(_classifier(_dense()))
+    dataset = tf.data.Dataset.from_tensor_slices(data).batch(50)
+    model.fit(dataset, epochs=1, verbose=0)
+    assert model.training_step.spec["x"].shape[1:] == _SHAPE
+
+
+def test_several_inputs():
+    generator = np.random.default_rng(0)
+    x = {
+        name: generator.standard_normal((_N, 3)).astype("float32")
+        for name in "ab"
+    }
+    inputs = {name: keras.Input((3,), name=name) for name in "ab"}
+    both = keras.layers.Concatenate()([inputs["a"], inputs["b"]])
+    features = keras.Model(inputs, _dense(activation="relu")(both))
+    model = _private(tf_dpsub.models.feature_classifier(features, 2))
+    y = (x["a"][:, 0] > x["b"][:, 0]).astype("int64")
+    model.fit(x, y, epochs=2, verbose=0)
+    (spec,) = model.training_step.spec["x"][kept_features.KEY]
+    assert spec.shape[1:] == (4,)
+    np.testing.assert_allclose(
+        model.predict(x, verbose=0), model.model(x), rtol=1e-5, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("kind", ["trained", "sequential", "behind"])
+def test_which_models_have_frozen_features(kind):
+    inputs = keras.Input(_SHAPE)
+    frozen = tf_dpsub.layers.FrozenFeatures(_dense())
+    plain = {
+        "trained": lambda: keras.Model(inputs, _dense()(inputs)),
+        "sequential": lambda: keras.Sequential([inputs, frozen, _dense()]),
+        "behind": lambda: keras.Model(inputs, frozen(_dense()(inputs))),
+    }[kind]()
+    expected = kind == "sequential"
+    assert kept_features.has_frozen_features(plain) == expected

@@ -1,0 +1,254 @@
+"""Frozen features of private examples, computed once for a run and kept."""
+
+import functools
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+
+import keras
+import numpy as np
+import tensorflow as tf
+from absl import logging
+from keras import tree
+from keras.src.models.functional import Functional, operation_fn
+
+from tf_dpsub.gradients.graph import effects, provenance, sources, states
+from tf_dpsub.gradients.tracing import trace
+from tf_dpsub.layers.frozen_features import FrozenFeatures
+from tf_dpsub.training import own_loss
+
+# Inputs of a model that are features already: a dict with this key alone.
+KEY = "kept_features"
+# Examples whose features are computed at a time.
+_CHUNK = 128
+# Features of more bytes are kept in a file.
+_LARGEST_IN_MEMORY = 2**31
+
+
+class KeptFeatures:
+    """Computes the features of a model's inputs, and the model from features.
+
+    Formal guarantees: the features of an example are a function of that
+    example, of frozen weights and of constants: that is proved from the graph,
+    or else they are computed for one example at a time. An example is replaced
+    by its features, one by one; sensitivity and sampling stay what they are.
+    Features are private. Files that hold them are readable by their owner
+    alone, and deleted by `close`.
+
+    Args:
+        model: plain model that `has_frozen_features`.
+    """
+
+    def __init__(self, model):
+        node = _frozen_node(model)
+        self._layer = node.operation
+        self._head = keras.Function(
+            list(node.output_tensors), model._outputs_struct
+        )
+        self._function = None
+        self._folder: str | None = None
+
+    def head(self, features: list, training=None):
+        """Computes the outputs of the model from kept features.
+
+        Args:
+            features: list of tensors.
+            training: bool, as for a layer. Defaults to `None`.
+
+        Returns:
+            Structure of tensors, as the model returns.
+        """
+        return self._head._run_through_graph(
+            features, lambda op: operation_fn(op, training=training)
+        )
+
+    def of(self, x):
+        """Computes the features of examples.
+
+        Args:
+            x: structure of arrays `[examples, ...]`, inputs of the model.
+
+        Returns:
+            dict of `KEY`, with a tuple of arrays `[examples, ...]`: NumPy
+            arrays, or memory maps of files where they are large.
+
+        Raises:
+            ValueError: if features change a state, or draw random numbers.
+        """
+        x = tree.map_structure(np.asarray, x)
+        count = len(tree.flatten(x)[0])
+        if self._function is None:
+            self._function = self._traced(x)
+        kept = None
+        for start in range(0, count, _CHUNK):
+            # The last chunk is padded with its first rows.
+            indices = np.arange(start, start + _CHUNK)
+            indices[indices >= count] = start
+            rows = min(_CHUNK, count - start)
+            chunk = tree.map_structure(lambda a: tf.constant(a[indices]), x)
+            features = [f.numpy()[:rows] for f in self._function(chunk)]
+            if kept is None:
+                kept = self._allocated(count, features)
+            for array, part in zip(kept, features, strict=True):
+                array[start : start + rows] = part
+        return {KEY: tuple(kept)}
+
+    def close(self):
+        """Deletes what is kept in files."""
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    def _chunk_features(self, x):
+        return tree.flatten(self._layer(x, training=False))
+
+    def _proved_features(self, x):
+        """Features of a chunk, proved to depend on their own example alone."""
+        features = self._chunk_features(x)
+        inputs = tree.flatten(x)
+        graph = inputs[0].graph
+        proof = provenance.Provenance(
+            graph, inputs, _CHUNK, sources.Sources(self._layer.variables)
+        )
+        proof.require_no_effect(graph)
+        for tensor in features:
+            state = proof.require_per_example(tensor, "a frozen feature")
+            if state != states.PerExample(0, 1, 1):
+                raise states.Unproven(f"not one row for each example: {state}")
+        return features
+
+    def _one_by_one(self, x):
+        """Features of a chunk, each computed in a batch of its own."""
+
+        def row(x):
+            x = tree.map_structure(lambda t: t[None], x)
+            return [f[0] for f in self._chunk_features(x)]
+
+        (example,) = (
+            trace(
+                self._chunk_features, tree.map_structure(_one_row, x)
+            ).structured_outputs,
+        )
+        return tf.map_fn(
+            row,
+            x,
+            fn_output_signature=[
+                tf.TensorSpec(f.shape[1:], f.dtype) for f in example
+            ],
+        )
+
+    def _traced(self, x):
+        """A function of a chunk of inputs, which lets no row see another."""
+        specs = tree.map_structure(
+            lambda a: tf.TensorSpec([_CHUNK, *a.shape[1:]], a.dtype), x
+        )
+        graph = trace(self._chunk_features, specs).graph
+        if effects.draws(graph) or effects.written_resources(graph):
+            raise ValueError(
+                "Expected frozen features that keep no state and draw no "
+                f"random numbers, got '{self._layer.name}', which does one of "
+                "these: an example would have other features at each step. "
+                "Take that layer out, or pass `keep_features=False`."
+            )
+        function = self._proved_features
+        try:
+            trace(function, specs)
+        except states.Unproven as error:
+            logging.warning(
+                "Features of '%s' are computed one example at a time, which is "
+                "slower (%s).",
+                self._layer.name,
+                error,
+            )
+            function = self._one_by_one
+        return tf.function(function, autograph=False, input_signature=[specs])
+
+    def _allocated(self, count, features):
+        shapes = [(count, *f.shape[1:]) for f in features]
+        size = sum(
+            int(np.prod(s)) * f.dtype.itemsize for s, f in zip(shapes, features)
+        )
+        if size <= _LARGEST_IN_MEMORY:
+            return [np.empty(s, f.dtype) for s, f in zip(shapes, features)]
+        if self._folder is None:
+            # For its owner alone.
+            self._folder = tempfile.mkdtemp(prefix="tf_dpsub_features_")
+        logging.info(
+            "Features of %d examples are kept in %s until the run ends: %.1f "
+            "GiB.",
+            count,
+            self._folder,
+            size / 2**30,
+        )
+        number = len(os.listdir(self._folder))
+        return [
+            np.lib.format.open_memmap(
+                os.path.join(self._folder, f"{number + k}.npy"),
+                mode="w+",
+                dtype=f.dtype,
+                shape=s,
+            )
+            for k, (s, f) in enumerate(zip(shapes, features))
+        ]
+
+
+def has_frozen_features(model) -> bool:
+    """Returns whether a model is a function of frozen features of its inputs.
+
+    Args:
+        model: plain model.
+    """
+    return _frozen_node(model) is not None
+
+
+def for_run(model, x) -> KeptFeatures | None:
+    """Features to keep for a call of `fit`; None where there are none.
+
+    Args:
+        model: `PrivateModel`.
+        x: inputs, as `fit` takes them. Those of arrays alone are kept.
+    """
+    plain = model.model
+    if not has_frozen_features(plain) or own_loss.has_own_loss(plain):
+        return None
+    are_arrays = all(hasattr(part, "__array__") for part in tree.flatten(x))
+    return KeptFeatures(plain) if are_arrays else None
+
+
+def forgotten_afterwards(method: Callable) -> Callable:
+    """Wraps a method of `PrivateModel`: no features are kept after it."""
+
+    @functools.wraps(method)
+    def wrapped(model, *args, **kwargs):
+        try:
+            return method(model, *args, **kwargs)
+        finally:
+            if model.kept_features is not None:
+                model.kept_features.close()
+                model.kept_features = None
+
+    return wrapped
+
+
+def _frozen_node(model):
+    """The node at which all inputs enter a `FrozenFeatures`, or None."""
+    if isinstance(model, keras.Sequential):
+        model = model._functional
+    if not isinstance(model, Functional):
+        return None
+    inputs = {id(t) for t in tree.flatten(model.inputs)}
+    nodes = [
+        node
+        for of_depth in model._nodes_by_depth.values()
+        for node in of_depth
+        if not node.is_input and inputs & {id(t) for t in node.input_tensors}
+    ]
+    if len(nodes) != 1 or not isinstance(nodes[0].operation, FrozenFeatures):
+        return None
+    (node,) = nodes
+    return node if {id(t) for t in node.input_tensors} == inputs else None
+
+
+def _one_row(tensor):
+    return tf.TensorSpec([1, *tensor.shape[1:]], tensor.dtype)
