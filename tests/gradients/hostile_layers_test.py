@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests.gradients import hostile_layers, model_zoo
+from tests.gradients.taint import assert_untouched
 from tf_dpsub import gradients
 
 CASES = hostile_layers.CASES
@@ -20,18 +21,39 @@ ERRORS = {
     hostile_layers.RAISES: (gradients.Unproven, gradients.UpdatesState),
 }
 MAY_RETURN = hostile_layers.PROVED, hostile_layers.EITHER
+# pytest groups by position: those of the shorter list come first.
+NAMES = sorted(
+    CASES, key=lambda name: CASES[name].expected != hostile_layers.PROVED
+)
 
 
 def names(*expected):
     return [n for n, case in CASES.items() if case.expected in expected]
 
 
+def each(names):
+    """Runs all tests of one case together: they share its traced step."""
+    return pytest.mark.parametrize("name", names, scope="module")
+
+
+@pytest.fixture(autouse=True)
+def fresh_state():
+    """Keeps what TensorFlow has compiled: only the cases draw, when built."""
+
+
+@functools.cache
+def traced(name):
+    """Returns a problem, and its step."""
+    problem = CASES[name].problem()
+    return problem, model_zoo.traced(problem)
+
+
 @functools.cache
 def outcome(name):
     """Returns the problem, and the measures or the error of the graph."""
-    problem = CASES[name].problem()
+    problem, step = traced(name)
     try:
-        return problem, model_zoo.measure(problem)
+        return problem, step(problem.inputs, model_zoo.coefficients(problem))
     except (gradients.Unproven, gradients.UpdatesState) as error:
         return problem, error
 
@@ -51,7 +73,7 @@ def assert_truth(problem, measured, rows):
     )
 
 
-@pytest.mark.parametrize("name", CASES)
+@each(NAMES)
 def test_never_silently_wrong(name):
     problem, result = outcome(name)
     if isinstance(result, model_zoo.Measured):
@@ -59,7 +81,7 @@ def test_never_silently_wrong(name):
         assert_truth(problem, result, model_zoo.rows_in_batch(problem))
 
 
-@pytest.mark.parametrize("name", CASES)
+@each(NAMES)
 def test_outcome_is_the_expected_one(name):
     result = outcome(name)[1]
     expected = CASES[name].expected
@@ -67,6 +89,11 @@ def test_outcome_is_the_expected_one(name):
         assert expected in MAY_RETURN
     else:
         assert isinstance(result, ERRORS[expected]), result
+
+
+@each(names(hostile_layers.PROVED))
+def test_other_examples_do_not_move_a_row(name):
+    assert_untouched(*traced(name))
 
 
 @pytest.mark.parametrize(

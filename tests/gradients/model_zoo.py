@@ -288,8 +288,8 @@ def _images(*stack):
     return _sequential((8, 8, 4), *stack, *_head(2))
 
 
-def _series(*stack):
-    return _sequential((7, 4), *stack, *_head(1))
+def _series(*stack, length=7):
+    return _sequential((length, 4), *stack, *_head(1))
 
 
 def _hidden(*stack):
@@ -350,12 +350,12 @@ def _residual_block(x, width, stride):
 
 @zoo()
 def resnet_group_normalization():
-    """ResNet-20's three stages, one block each."""
+    """One block of ResNet-20 that adds its input, and one that projects it."""
     rng = _start()
     i = keras.Input((8, 8, 3))
     x = layers.Conv2D(4, 3, padding="same", use_bias=False)(i)
     x = layers.ReLU()(layers.GroupNormalization(2)(x))
-    for width, stride in (4, 1), (8, 2), (16, 2):
+    for width, stride in (4, 1), (8, 2):
         x = _residual_block(x, width, stride)
     x = layers.Dense(CLASSES)(layers.GlobalAveragePooling2D()(x))
     return _classifier(keras.Model(i, x), _features(rng, 8, 8, 3), rng)
@@ -677,23 +677,26 @@ def conv_lstm():
 
 @zoo()
 def lstm_unrolled():
-    return _series(layers.LSTM(3, unroll=True, return_sequences=True))
+    rnn = layers.LSTM(3, unroll=True, return_sequences=True)
+    return _series(rnn, length=3)
 
 
 @zoo()
 def gru_unrolled():
-    return _series(layers.GRU(3, unroll=True, return_sequences=True))
+    rnn = layers.GRU(3, unroll=True, return_sequences=True)
+    return _series(rnn, length=3)
 
 
 @zoo()
 def simple_rnn_unrolled():
-    return _series(layers.SimpleRNN(3, unroll=True, return_sequences=True))
+    rnn = layers.SimpleRNN(3, unroll=True, return_sequences=True)
+    return _series(rnn, length=3)
 
 
 @zoo()
 def bidirectional_rnn_unrolled():
     rnn = layers.SimpleRNN(3, unroll=True, return_sequences=True)
-    return _series(layers.Bidirectional(rnn))
+    return _series(layers.Bidirectional(rnn), length=3)
 
 
 @zoo()
@@ -937,7 +940,7 @@ def bert():
     rng = _start()
     backbone = keras_hub.models.BertBackbone(
         vocabulary_size=VOCABULARY,
-        num_layers=2,
+        num_layers=1,
         num_heads=2,
         hidden_dim=8,
         intermediate_dim=12,
@@ -955,7 +958,7 @@ def gpt2_tied():
     rng = _start()
     backbone = keras_hub.models.GPT2Backbone(
         vocabulary_size=VOCABULARY,
-        num_layers=2,
+        num_layers=1,
         num_heads=2,
         hidden_dim=8,
         intermediate_dim=12,

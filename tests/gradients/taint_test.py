@@ -1,53 +1,11 @@
-"""An example's rows may not move at all when the other examples do.
-
-Whatever is proved, or run one example at a time, must give bit for bit the
-same figures for one example while all its companions turn into NaN or grow by
-a factor of 1e9, and their labels, tokens and masks are swapped.
-"""
+"""Fallbacks keep rows apart; what is not finite, or huge, leaves no trace."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests.gradients import hostile_layers, model_zoo
-
-PROVED = [
-    name
-    for name, case in hostile_layers.CASES.items()
-    if case.expected == hostile_layers.PROVED
-]
-
-MODELS = [
-    "mlp",
-    "paper_cnn",
-    "resnet_group_normalization",
-    "conv1d_causal_dilated",
-    "conv2d",
-    "conv2d_strided",
-    "conv2d_dilated_same",
-    "conv2d_transpose",
-    "depthwise_conv2d",
-    "separable_conv2d",
-    "conv3d",
-    "dense_on_series",
-    "einsum_dense_split",
-    "einsum_dense_over_time",
-    "multi_head_attention_causal",
-    "multi_head_attention_masked",
-    "layer_normalization",
-    "prelu",
-    "embedding_mask_zero",
-    "reversible_embedding",
-    "lstm_unrolled",
-    "lstm",
-    "recurrent_masked",
-    "conv_lstm",
-    "lora_dense",
-    "lora_conv2d",
-    "shared_layer",
-    "two_inputs_two_outputs",
-    "mlp_mixed_bfloat16",
-]
+from tests.gradients.taint import assert_untouched
 
 # What is not proved runs one example at a time, which must be as tight.
 FALLBACKS = [
@@ -64,62 +22,16 @@ MIXING_FALLBACKS = [
 ]
 
 
-def taint(inputs, i, factor):
-    """Inputs with every example but `i` changed."""
-
-    def others(t):
-        values = t.numpy()
-        changed = (
-            values * factor if t.dtype.is_floating else np.roll(values, 1, 0)
-        )
-        changed[i] = values[i]
-        return tf.constant(changed)
-
-    return tf.nest.map_structure(others, inputs)
-
-
-def assert_untouched(problem, implementation="graph"):
-    step = model_zoo.traced(problem, implementation)
-    for i in range(problem.batch):
-        only_i = np.eye(problem.batch, dtype="float32")[i]
-        clean = step(problem.inputs, only_i)
-        assert clean.valid[i]
-        for factor in np.float32("nan"), np.float32(1e9):
-            tainted = step(taint(problem.inputs, i, factor), only_i)
-            assert tainted.valid[i]
-            np.testing.assert_array_equal(
-                tainted.sq_norms[i], clean.sq_norms[i]
-            )
-            np.testing.assert_array_equal(
-                tainted.sq_norm_bounds[i], clean.sq_norm_bounds[i]
-            )
-            for a, b in zip(tainted.sq_norms_of, clean.sq_norms_of):
-                np.testing.assert_array_equal(a[i], b[i])
-            for a, b in zip(tainted.rows, clean.rows):
-                np.testing.assert_array_equal(a[i], b[i])
-            for a, b in zip(tainted.weighted_sum, clean.weighted_sum):
-                np.testing.assert_array_equal(a, b)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_model_keeps_rows_apart(name):
-    assert_untouched(model_zoo.ZOO[name].build())
-
-
-@pytest.mark.parametrize("name", PROVED)
-def test_hostile_layer_keeps_rows_apart(name):
-    assert_untouched(hostile_layers.CASES[name].problem())
-
-
 @pytest.mark.parametrize(("name", "implementation"), FALLBACKS)
 def test_fallback_keeps_rows_apart(name, implementation):
-    assert_untouched(model_zoo.ZOO[name].build(), implementation)
+    problem = model_zoo.ZOO[name].build()
+    assert_untouched(problem, model_zoo.traced(problem, implementation))
 
 
 @pytest.mark.parametrize(("name", "implementation"), MIXING_FALLBACKS)
 def test_fallback_unmixes_rows(name, implementation):
     problem = hostile_layers.CASES[name].problem()
-    assert_untouched(problem, implementation)
+    assert_untouched(problem, model_zoo.traced(problem, implementation))
 
 
 IMPLEMENTATIONS = ["graph", "vectorized_map", "map_fn"]
@@ -140,20 +52,18 @@ def without_bad(batch):
     return ones
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("name", ["mlp", "dense_on_series", "conv2d"])
-def test_example_that_is_not_finite_contributes_nothing(
-    name, implementation, value
-):
+def test_example_that_is_not_finite_contributes_nothing(name, implementation):
     problem = model_zoo.ZOO[name].build()
     step = model_zoo.traced(problem, implementation)
     others = without_bad(problem.batch)
-    spoilt = step(spoil(problem.inputs, value), np.ones_like(others))
     clean = step(problem.inputs, others)
-    np.testing.assert_array_equal(spoilt.valid, others.astype(bool))
-    for a, b in zip(spoilt.weighted_sum, clean.weighted_sum):
-        np.testing.assert_array_equal(a, b)
+    for value in (np.nan, np.inf, -np.inf):
+        spoilt = step(spoil(problem.inputs, value), np.ones_like(others))
+        np.testing.assert_array_equal(spoilt.valid, others.astype(bool))
+        for a, b in zip(spoilt.weighted_sum, clean.weighted_sum):
+            np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -184,19 +94,20 @@ def test_example_too_large_to_square_contributes_nothing(
     )
 
 
-@pytest.mark.parametrize("value", [1e15, 1e22, 1e30])
 @pytest.mark.parametrize("name", ["mlp", "dense_on_series", "conv2d"])
-def test_huge_entry_moves_sums_by_its_bound_at_most(name, value):
+def test_huge_entry_moves_sums_by_its_bound_at_most(name):
     problem = model_zoo.ZOO[name].build()
     step = model_zoo.traced(problem)
-    inputs = spoil(problem.inputs, value)
     others = without_bad(problem.batch)
-    spoilt, clean = step(inputs, others), step(problem.inputs, others)
-    for a, b in zip(spoilt.weighted_sum, clean.weighted_sum):
-        np.testing.assert_array_equal(a, b)
-    alone = step(inputs, 1.0 - others)
-    moved = sum(
-        np.sum(np.square(t, dtype="float64")) for t in alone.weighted_sum
-    )
-    assert moved <= alone.sq_norm_bounds[BAD]
-    assert alone.valid[BAD] or moved == 0.0
+    clean = step(problem.inputs, others)
+    for value in (1e15, 1e22, 1e30):
+        inputs = spoil(problem.inputs, value)
+        spoilt = step(inputs, others)
+        for a, b in zip(spoilt.weighted_sum, clean.weighted_sum):
+            np.testing.assert_array_equal(a, b)
+        alone = step(inputs, 1.0 - others)
+        moved = sum(
+            np.sum(np.square(t, dtype="float64")) for t in alone.weighted_sum
+        )
+        assert moved <= alone.sq_norm_bounds[BAD]
+        assert alone.valid[BAD] or moved == 0.0
