@@ -111,16 +111,12 @@ def one_by_one(
     ):
         map_function = tf.map_fn
     row_of = _row_function(loss_fn, tf_variables, loss_scale)
-    writes = _require_no_effect(row_of, inputs, may_read)
+    writes, outputs = _require_no_effect(row_of, inputs, may_read)
     # A user cannot change what TensorFlow warns of: operations run in loops.
     arguments: dict = {}
     if map_function is tf.vectorized_map:
         arguments["warn"] = False
     if map_function is tf.map_fn:
-        example = tf.nest.map_structure(
-            lambda t: tf.TensorSpec(t.shape[1:], t.dtype), inputs
-        )
-        outputs = trace(row_of, example).structured_outputs
         if writes:
             # One example after another: states are set, then read.
             arguments["parallel_iterations"] = 1
@@ -211,7 +207,8 @@ def _require_no_effect(row_of, inputs, may_read):
     """Checks that only public values outlive the row of an example.
 
     Returns:
-        bool, whether a state is written, with public values.
+        A pair: whether a state is written, with public values, and what
+        `row_of` returned when it was traced.
 
     Raises:
         UpdatesState: if a variable is assigned a value computed from it, or
@@ -227,7 +224,7 @@ def _require_no_effect(row_of, inputs, may_read):
 
     def traced(example):
         depends = {t.ref() for t in tf.nest.flatten(example)}
-        row_of(example)
+        outputs = row_of(example)
         graph = tf.compat.v1.get_default_graph()
         may_read.require_readable(graph)
         keys = {
@@ -254,9 +251,10 @@ def _require_no_effect(row_of, inputs, may_read):
             allow_python=True,
         )
         writes.append(bool(effects.written_resources(graph)))
+        return outputs
 
-    trace(traced, example)
-    return writes[-1]
+    outputs = trace(traced, example).structured_outputs
+    return writes[-1], outputs
 
 
 def _require_known(op):
