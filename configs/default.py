@@ -38,6 +38,11 @@ def get_config():
     config.model = "mlp"
     config.model_kwargs = ml_collections.ConfigDict()
 
+    # For the model "feature_classifier": arguments of
+    # `tf_dpsub.models.image_features`. It takes public images as a public
+    # subspace does: see below.
+    config.features = ml_collections.ConfigDict()
+
     # A .keras file with such a model, to start from its weights, such as that
     # of another run. They are taken as public: what they tell about private
     # examples the epsilon of this run does not cover.
@@ -83,6 +88,13 @@ def get_config():
     config.epsilon = config_dict.placeholder(float)
     config.delta = 1e-5
     config.accountant = "rdp"
+
+    # "full_batch": the arguments of `tf_dpsub.heads.FullBatch` that
+    # `recipe_kwargs` leaves out follow from the number of examples, epsilon and
+    # delta. The optimizer, its rate and clip, the batch size and the number of
+    # epochs are then those of the recipe, whatever this file says of them.
+    config.recipe = config_dict.placeholder(str)
+    config.recipe_kwargs = ml_collections.ConfigDict()
 
     # The expected batch size: what is drawn differs from step to step.
     config.batch_size = 128

@@ -16,6 +16,7 @@ _MODULES = (
     "callbacks",
     "data",
     "gradients",
+    "heads",
     "layers",
     "models",
     "optimizers",

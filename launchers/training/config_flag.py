@@ -143,7 +143,7 @@ def with_own_configs(argv):
         List of strings: the same, but `--config=configs/NAME.py` names the
         file that was installed, unless there is one at this path.
     """
-    given = re.compile(r"(--?config=)?(configs/[\w.-]+\.py)")
+    given = re.compile(r"(--?config=)?(configs/[\w./-]+\.py)")
     result = []
     for text in argv:
         match = given.fullmatch(text)
@@ -157,7 +157,7 @@ def with_own_configs(argv):
 
 def _close_config(named):
     """What configs of the package have a name like this."""
-    known = [path.stem for path in _CONFIGS.glob("[!_]*.py")]
+    known = [path.stem for path in _CONFIGS.rglob("[!_]*.py")]
     stem = pathlib.Path(named.strip("'")).stem
     close = difflib.get_close_matches(stem, known, n=1)
     return f" Did you mean configs/{close[0]}.py?" if close else ""

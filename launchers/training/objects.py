@@ -11,6 +11,7 @@ from tf_dpsub import (
     accounting,
     callbacks,
     data,
+    heads,
     models,
     optimizers,
     subspaces,
@@ -18,6 +19,7 @@ from tf_dpsub import (
 from tf_dpsub.data import npz
 from tf_dpsub.launchers.training import trained_parts
 from tf_dpsub.launchers.training.config_checks import choose
+from tf_dpsub.primitives import clipping
 
 _PRIVATE_OPTIMIZERS = {
     name: getattr(optimizers, name)
@@ -106,18 +108,81 @@ def plain_model(config, loaded):
             f"{', '.join(models.TEXT_NAMES)}, of which {', '.join(_WRITERS)} "
             "writes them."
         )
-    model = _construct(
-        models.get,
-        config.model_kwargs,
-        config.model,
-        config.model,
-        loaded.input_shape,
-        loaded.num_classes,
-    )
+    if config.model == "feature_classifier":
+        model = _feature_classifier(config, loaded)
+    else:
+        model = _construct(
+            models.get,
+            config.model_kwargs,
+            config.model,
+            config.model,
+            loaded.input_shape,
+            loaded.num_classes,
+        )
     if config.initial_weights is not None:
         _load_weights(model, config.initial_weights)
     trained_parts.prepare(model, config)
     return model
+
+
+def _feature_classifier(config, loaded):
+    """A head on features that are made of public images alone."""
+    images = public_examples(config, loaded)[0]
+    features = _construct(
+        functools.partial(models.image_features, images),
+        config.features,
+        "image_features",
+    )
+    return _construct(
+        models.feature_classifier,
+        config.model_kwargs,
+        config.model,
+        features,
+        loaded.num_classes,
+    )
+
+
+def with_recipe(config, examples):
+    """Fills a config in as its recipe says.
+
+    Args:
+        config: `ml_collections.ConfigDict`.
+        examples: int, number of private examples.
+
+    Returns:
+        The config, or a copy with the settings of the recipe.
+
+    Raises:
+        ValueError: if the recipe does not fit the config.
+    """
+    if config.recipe is None:
+        return config
+    choose({"full_batch": None}, config.recipe, "a recipe")
+    if config.epsilon is None:
+        raise ValueError(
+            "Expected an epsilon with a recipe, which chooses its settings by "
+            "it, got a noise_multiplier alone."
+        )
+    head = _construct(
+        heads.FullBatch,
+        config.recipe_kwargs,
+        "the recipe",
+        examples,
+        config.epsilon,
+        config.delta,
+    )
+    config = config.copy_and_resolve_references()
+    with config.unlocked():
+        config.optimizer = "DPSGD"
+        config.inner_optimizer = "SGD"
+        config.inner_optimizer_kwargs = {"momentum": head.momentum}
+        config.learning_rate = head.learning_rate / head.l2_norm_clip
+        config.l2_norm_clip = head.l2_norm_clip
+        config.accountant = "pld"
+        config.batch_size = examples
+        config.microbatch_size = min(examples, clipping.LARGEST_MICROBATCH)
+        config.epochs = head.steps
+    return config
 
 
 def _load_weights(model, path):
@@ -188,7 +253,7 @@ def public_examples(config, loaded):
         return (images[:wanted],)
     if not len(loaded.y_public):
         raise ValueError(
-            "Expected public examples for PublicSubspace, got none. Set "
+            "Expected public examples, got none. Set "
             "public_examples to take some of the data set, or public_data to "
             "the path of an .npz file with images."
         )

@@ -134,12 +134,13 @@ class _Run:
     """A run that has been set up, at the epoch of its latest checkpoint."""
 
     def __init__(self, config, strategy, directory, results_only):
-        self._config = config
         self._directory = directory
         self._results_only = results_only
         keras.utils.set_random_seed(config.seed)
         keras.config.set_dtype_policy(config.dtype_policy)
         loaded = objects.dataset(config)
+        config = objects.with_recipe(config, len(loaded.y_train))
+        self._config = config
         with strategy.scope():
             plain = objects.plain_model(config, loaded)
         self._task = tasks.of(loaded)

@@ -563,3 +563,40 @@ class TestErrors:
     def test_seed(self, seed):
         with pytest.raises(ValueError, match="Expected seed >= 0"):
             PoissonBatches(np.zeros(2), batch_size=1, seed=seed)
+
+
+class TestWithInputs:
+    def test_draws_are_those_of_the_same_batches(self):
+        x = np.arange(100.0, dtype=np.float32)
+        weights = np.ones(100)
+        batches, same = (
+            PoissonBatches(x, x.astype(int), weights, batch_size=9, seed=4)
+            for _ in range(2)
+        )
+        other = batches.with_inputs({"double": 2 * x})
+        for ours, theirs in zip(
+            other.dataset().take(3), same.dataset().take(3)
+        ):
+            np.testing.assert_array_equal(ours["x"]["double"], 2 * theirs["x"])
+            np.testing.assert_array_equal(ours["y"], theirs["y"])
+            np.testing.assert_array_equal(ours["w"], theirs["w"])
+
+    def test_no_draw_is_made_twice(self):
+        x = np.arange(100.0, dtype=np.float32)
+        batches = PoissonBatches(x, batch_size=50, seed=4)
+        first, second = (
+            next(iter(of.dataset()))["x"].numpy()
+            for of in (batches, batches.with_inputs(x))
+        )
+        assert first.shape != second.shape or np.any(first != second)
+
+    def test_another_number_of_inputs(self):
+        batches = PoissonBatches(np.zeros(10), batch_size=5)
+        with pytest.raises(ValueError, match="Expected 10 inputs, got 9"):
+            batches.with_inputs(np.zeros(9))
+
+    def test_sources(self):
+        rows = tf.data.Dataset.from_tensor_slices(np.zeros(10))
+        batches = PoissonBatches(rows, batch_size=5)
+        with pytest.raises(ValueError, match="batches of arrays"):
+            batches.with_inputs(np.zeros(10))

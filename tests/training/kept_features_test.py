@@ -242,6 +242,13 @@ def test_public_examples_among_the_private_ones_raise(data):
         model.fit(x, y, epochs=1, verbose=0)
 
 
+def test_poisson_batches_of_arrays(data):
+    model = _private(_classifier(_dense()))
+    batches = tf_dpsub.data.PoissonBatches(*data, batch_size=50)
+    model.fit(batches, epochs=1, verbose=0)
+    assert model.training_step.spec["x"].keys() == {kept_features.KEY}
+
+
 def test_datasets_go_through_the_whole_model(data):
     model = _private(_classifier(_dense()))
     dataset = tf.data.Dataset.from_tensor_slices(data).batch(50)

@@ -134,6 +134,7 @@ class PoissonBatches:
             self.comparable_inputs = _chunks(read, self.examples)
         else:
             parts = _named_parts(x, y, sample_weight)
+            self._targets = {"y": parts.get("y"), "w": parts.get("w")}
             arrays = {k: _checked_arrays(k, v) for k, v in parts.items()}
             self.examples = _common_length(arrays)
             self.inputs = self.comparable_inputs = arrays["x"]
@@ -152,6 +153,37 @@ class PoissonBatches:
         if map is not None:
             self._map = row_maps.RowMap(map, self._gather)
             self.inputs = self.comparable_inputs = None
+
+    def with_inputs(self, x):
+        """Returns batches of the same draws, of other inputs.
+
+        Args:
+            x: structure of arrays, for each example of `inputs` its own.
+
+        Returns:
+            A `PoissonBatches`. Both draw from one sequence: no draw is made
+            twice.
+
+        Raises:
+            ValueError: if `inputs` are not arrays, or of another length.
+        """
+        if self.inputs is None:
+            raise ValueError(
+                "Expected batches of arrays, got those of a source or of a map."
+            )
+        batches = PoissonBatches(
+            x,
+            self._targets["y"],
+            self._targets["w"],
+            batch_size=self.batch_size,
+            seed=self.seed,
+        )
+        if batches.examples != self.examples:
+            raise ValueError(
+                f"Expected {self.examples} inputs, got {batches.examples}."
+            )
+        batches._iterators = self._iterators
+        return batches
 
     def capacity(self, multiple_of: int = 1, replicas: int = 1) -> int:
         """Rows to which the batches of one replica are padded.

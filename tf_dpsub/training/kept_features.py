@@ -13,6 +13,7 @@ from absl import logging
 from keras import tree
 from keras.src.models.functional import Functional, operation_fn
 
+from tf_dpsub.data.poisson_batches import PoissonBatches
 from tf_dpsub.gradients.graph import effects, provenance, sources, states
 from tf_dpsub.gradients.tracing import trace
 from tf_dpsub.layers.frozen_features import FrozenFeatures
@@ -207,11 +208,13 @@ def for_run(model, x) -> KeptFeatures | None:
 
     Args:
         model: `PrivateModel`.
-        x: inputs, as `fit` takes them. Those of arrays alone are kept.
+        x: inputs, as `fit` takes them. Features of arrays alone are kept.
     """
     plain = model.model
     if not has_frozen_features(plain) or own_loss.has_own_loss(plain):
         return None
+    if isinstance(x, PoissonBatches):
+        x = x.inputs
     are_arrays = all(hasattr(part, "__array__") for part in tree.flatten(x))
     return KeptFeatures(plain) if are_arrays else None
 

@@ -211,7 +211,9 @@ def _poisson(model, x, y, sample_weight):
                 "`PoissonBatches(x, y, sample_weight, batch_size=...)`."
             )
         checked_batch_size(model.optimizer, x.batch_size)
-        return x, None
+        if model.kept_features is None:
+            return x, None
+        return x.with_inputs(*model.with_features((x.inputs,))), x.inputs
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(
         model.preprocessed((x, y, sample_weight))
     )

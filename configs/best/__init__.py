@@ -1,0 +1,1 @@
+"""Configs of the most accurate private training that is known, by data."""
