@@ -23,7 +23,11 @@ _MODULES = (
     "planning",
     "subspaces",
 )
-_NAMES = ("PrivateModel", "make_private")
+_NAMES = {
+    "PrivateModel": "training.private_model",
+    "fit_public": "training.public_training",
+    "make_private": "training.private_model",
+}
 
 __all__ = [*_MODULES, *_NAMES]
 
@@ -32,7 +36,7 @@ def __getattr__(name):
     if name in _MODULES:
         return importlib.import_module(f"tf_dpsub.{name}")
     if name in _NAMES:
-        module = importlib.import_module("tf_dpsub.training.private_model")
+        module = importlib.import_module(f"tf_dpsub.{_NAMES[name]}")
         return getattr(module, name)
     raise AttributeError(
         f"module 'tf_dpsub' has no attribute {name!r}",

@@ -9,6 +9,7 @@ from keras.src.callbacks.monitor_callback import MonitorCallback
 
 from tf_dpsub.data import overlap
 from tf_dpsub.models import batch_normalization
+from tf_dpsub.training import public_training
 
 # Environment variables, and values of them that leave float32 as it is.
 _NARROWING = (
@@ -353,7 +354,7 @@ def stated(
 
 
 def stated_overlap(model, x) -> dict:
-    """Compares private inputs with the optimizer's public ones.
+    """Compares private inputs with those of public examples.
 
     Args:
         model: compiled `PrivateModel`.
@@ -366,6 +367,15 @@ def stated_overlap(model, x) -> dict:
     Raises:
         ValueError: if they have examples in common, and may not.
     """
+    fields = public_training.stated_start(model, x)
+    of_optimizer = _stated_overlap_of_optimizer(model, x)
+    return {
+        name: (*fields[name], *of_optimizer.get(name, ())) for name in fields
+    }
+
+
+def _stated_overlap_of_optimizer(model, x):
+    """As `stated_overlap`, of the public examples of the optimizer alone."""
     public = model.optimizer.public_state.public_inputs
     if public is None:
         return {}
