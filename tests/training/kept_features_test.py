@@ -194,6 +194,33 @@ def test_features_that_are_drawn_raise(data, seed):
     assert model.ledger.steps == 0
 
 
+def test_features_that_read_a_metric_raise(data):
+    metric = keras.metrics.Sum()
+
+    class ReadsMetric(keras.layers.Layer):
+        def call(self, inputs):
+            return inputs + metric.total
+
+    model = _private(_classifier(ReadsMetric()))
+    with pytest.raises(ValueError, match="no weight of the model"):
+        model.fit(*data, verbose=0)
+    assert model.ledger.steps == 0
+    assert model.kept_features is None
+
+
+def test_python_functions_are_stated(data):
+    class Python(keras.layers.Layer):
+        def call(self, inputs):
+            outputs = tf.numpy_function(np.tanh, [inputs], tf.float32)
+            outputs.set_shape(inputs.shape)
+            return outputs
+
+    model = _private(_classifier(Python()))
+    model.fit(*data, epochs=1, verbose=0)
+    statement = " ".join(model.privacy_statement(1e-5).split())
+    assert "what Python functions of the features keep" in statement
+
+
 def test_dropout_in_frozen_features_is_off(data):
     features = keras.Sequential([_dense(), keras.layers.Dropout(0.9)])
     plain = _classifier(features)

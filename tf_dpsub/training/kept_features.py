@@ -39,6 +39,9 @@ class KeptFeatures:
 
     Args:
         model: plain model that `has_frozen_features`.
+
+    Attributes:
+        assumptions: tuple of strings, what was taken as public unchecked.
     """
 
     def __init__(self, model):
@@ -47,6 +50,7 @@ class KeptFeatures:
         self._head = keras.Function(
             list(node.output_tensors), model._outputs_struct
         )
+        self.assumptions: tuple[str, ...] = ()
         self._function = None
         self._folder: str | None = None
 
@@ -75,7 +79,8 @@ class KeptFeatures:
             arrays, or memory maps of files where they are large.
 
         Raises:
-            ValueError: if features change a state, or draw random numbers.
+            ValueError: if features change a state, draw random numbers, or read
+                a variable that may have been written from private data.
         """
         x = tree.map_structure(np.asarray, x)
         count = len(tree.flatten(x)[0])
@@ -151,6 +156,10 @@ class KeptFeatures:
                 f"random numbers, got '{self._layer.name}', which does one of "
                 "these: an example would have other features at each step. "
                 "Take that layer out, or pass `keep_features=False`."
+            )
+        if effects.calls_python(graph):
+            self.assumptions = (
+                "what Python functions of the features keep, or read elsewhere",
             )
         function = self._proved_features
         try:

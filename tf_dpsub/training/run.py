@@ -249,6 +249,11 @@ def entry_of(
         notes=(
             *requirements.public_assumptions(model.model),
             *model.training_step.assumptions,
+            *(
+                ()
+                if model.kept_features is None
+                else model.kept_features.assumptions
+            ),
             *optimizer.public_state.notes,
             *(() if poisson is None else poisson.assumptions),
             *notes,
