@@ -11,7 +11,8 @@ says σ, ε, the number of steps, their time and their memory, and trains nothin
 
 The workdir receives `result.json`, `metrics.csv`, `privacy_statement.txt`,
 `report.html`, `progress.png`, `model.keras` (a plain Keras model),
-`tensorboard/`, the ledger, and a checkpoint, from which `--resume` goes on.
+`tensorboard/` (with the extra of this name), the ledger, and a checkpoint, from
+which `--resume` goes on.
 """
 
 from absl import flags

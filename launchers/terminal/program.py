@@ -90,7 +90,7 @@ def _tell(error):
     lines = [line for line in str(error).splitlines() if line.strip()]
     text = lines[0].strip() if lines else ""
     expected = isinstance(
-        error, (flags.Error, ValueError, OSError, MemoryError)
+        error, (flags.Error, ValueError, OSError, MemoryError, ImportError)
     )
     if not expected or not text:
         text = f"{type(error).__name__}: {text}"

@@ -8,6 +8,8 @@ import itertools
 import keras
 import numpy as np
 
+from tf_dpsub import extras
+
 # Targets that no loss and no metric counts.
 _IGNORED = -1
 
@@ -75,6 +77,10 @@ class Generation(Task):
     metric = "perplexity"
     is_share = False
 
+    def __init__(self):
+        # Used after training alone, but missed before it.
+        self._sacrebleu = extras.require("sacrebleu", "nlp")
+
     def loss(self):
         return keras.losses.SparseCategoricalCrossentropy(
             from_logits=True, ignore_class=_IGNORED
@@ -91,8 +97,6 @@ class Generation(Task):
         Reference:
             - [Post, 2018](https://arxiv.org/abs/1804.08771)
         """
-        import sacrebleu
-
         references = {}
         for prompt, response in zip(loaded.x_test, loaded.y_test):
             references.setdefault(prompt, []).append(response)
@@ -103,7 +107,7 @@ class Generation(Task):
         writer.writerows(zip(references, responses))
         directory.write_text("responses.csv", table.getvalue())
         columns = itertools.zip_longest(*references.values())
-        bleu = sacrebleu.corpus_bleu(responses, list(map(list, columns)))
+        bleu = self._sacrebleu.corpus_bleu(responses, list(map(list, columns)))
         return {"test_bleu": bleu.score}
 
     def _responses(self, model, prompts):

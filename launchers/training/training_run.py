@@ -1,5 +1,6 @@
 """One private training run: from its config to the files it leaves."""
 
+import importlib.util
 import math
 import os
 import resource
@@ -10,7 +11,15 @@ import numpy as np
 import tensorflow as tf
 
 import tf_dpsub
-from tf_dpsub import accounting, callbacks, data, files, interruptions, layers
+from tf_dpsub import (
+    accounting,
+    callbacks,
+    data,
+    extras,
+    files,
+    interruptions,
+    layers,
+)
 from tf_dpsub.accounting.statement import round_up
 from tf_dpsub.launchers.reports import folder_page, progress_figure
 from tf_dpsub.launchers.terminal import durations, progress_bar
@@ -319,6 +328,11 @@ class _Run:
                 f"{self._model.epsilon(config.delta, config.accountant):.4g} "
                 "spent"
             )
+        if not (self._results_only or _has_tensorboard()):
+            lines["logs"] = (
+                "none for TensorBoard, which is not installed: "
+                f"{extras.command('tensorboard')}"
+            )
         if epochs < config.epochs:
             lines["budget"] = (
                 f"ends the run after {epochs} of {config.epochs} epochs: what "
@@ -364,6 +378,8 @@ class _Run:
 
     def _boards(self):
         if self._results_only or not self._directory.writes:
+            return []
+        if not _has_tensorboard():
             return []
         folder = self._directory.path / "tensorboard"
         return [keras.callbacks.TensorBoard(folder, write_graph=False)]
@@ -451,6 +467,10 @@ class _Run:
             "seed": config.seed,
             "config": run_directory.json_fields(config),
         }
+
+
+def _has_tensorboard():
+    return importlib.util.find_spec("tensorboard") is not None
 
 
 def _peak_memory_mib():

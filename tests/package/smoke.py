@@ -8,6 +8,7 @@ a folder outside of the clone. `--nlp` expects the extra of that name.
 
 import importlib.metadata
 import importlib.util
+import os
 import pathlib
 import re
 import subprocess
@@ -73,7 +74,10 @@ def check_example():
 def check_commands():
     told = output(PROGRAM, "--help")
     check("tf-dpsub train" in told, "tf-dpsub --help")
-    output(
+    for command in ("account", "audit", "plan", "report", "reproduce"):
+        output(PROGRAM, command, "--help")
+    output(PROGRAM, "spectrum", "--help")
+    told = output(
         PROGRAM,
         "train",
         "--config=configs/digits_dpsgd.py",
@@ -85,6 +89,24 @@ def check_commands():
         {"model.keras", "privacy_statement.txt", "report.html"} <= written,
         "tf-dpsub train, with a config of the package",
     )
+    logs = importlib.util.find_spec("tensorboard") is not None
+    check(
+        ("tensorboard" in written, "[tensorboard]" in told) == (logs, not logs),
+        "logs for TensorBoard, or a line that names their extra",
+    )
+    pathlib.Path("run/report.html").unlink()
+    output(PROGRAM, "report", "--workdir=run")
+    check(pathlib.Path("run/report.html").exists(), "tf-dpsub report")
+
+
+def check_mnist():
+    import tf_dpsub
+
+    if "TFDS_DATA_DIR" not in os.environ:
+        print("skip MNIST: TFDS_DATA_DIR is not set", flush=True)
+        return
+    data = tf_dpsub.data.load("mnist", private=100)
+    check(data.x_train.shape == (100, 28, 28, 1), "MNIST")
 
 
 def check_language_models(expected):
@@ -100,7 +122,7 @@ def check_language_models(expected):
             sequence_length=8, **sizes, intermediate_dim=16
         )
     except ImportError as error:
-        told = "pip install tf_dpsub[nlp]" in str(error)
+        told = 'pip install "tf_dpsub[nlp]"' in str(error)
         check(told and not expected, "language models name what they need")
     else:
         check(expected and model.count_params() > 0, "language models build")
@@ -113,4 +135,5 @@ if __name__ == "__main__":
     else:
         check_example()
         check_commands()
+        check_mnist()
         check_language_models(False)

@@ -13,6 +13,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from tf_dpsub import extras
+
 # Tensors that a classifier does not take, such as heads for other tasks.
 _UNUSED = re.compile(
     r"(^|\.)(position_ids|masked_bias|attn\.bias)$"
@@ -45,7 +47,7 @@ class Checkpoint:
         Raises:
             ValueError: if a file is missing, or the model is of another type.
         """
-        from safetensors import numpy as safetensors
+        safetensors = extras.require("safetensors.numpy", "nlp")
 
         path = pathlib.Path(folder)
         files = sorted(path.glob("*.safetensors"))

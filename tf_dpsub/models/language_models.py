@@ -4,6 +4,7 @@ import dataclasses
 import json
 import pathlib
 
+from tf_dpsub import extras
 from tf_dpsub.models import hugging_face
 
 # Names in checkpoints of the activation that Keras calls gelu_approximate.
@@ -59,7 +60,7 @@ def bert_classifier(
     Reference:
         - [Devlin et al., 2019](https://arxiv.org/abs/1810.04805)
     """
-    hub = _keras_hub()
+    hub = extras.require("keras_hub", "nlp")
     from tf_dpsub.models.bert_backbone import BertBackbone
 
     _check_sources(preset, folder, sizes)
@@ -128,7 +129,7 @@ def roberta_classifier(
         - [Liu et al., 2019](https://arxiv.org/abs/1907.11692)
         - [Sanh et al., 2019](https://arxiv.org/abs/1910.01108)
     """
-    hub = _keras_hub()
+    hub = extras.require("keras_hub", "nlp")
     _check_sources(preset, folder, sizes)
     if preset is not None:
         return _from_preset(
@@ -211,7 +212,7 @@ def prompted_classifier(
         - [Li et al., 2022](https://arxiv.org/abs/2110.05679), Section 3.2
         - [Gao, Fisch, Chen, 2021](https://arxiv.org/abs/2012.15723)
     """
-    _keras_hub()
+    extras.require("keras_hub", "nlp")
     from tf_dpsub.models import prompts
 
     if tuple(input_shape) != ():
@@ -322,7 +323,7 @@ def gpt2(
         - [Radford et al., 2019](
           https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf)
     """
-    hub = _keras_hub()
+    hub = extras.require("keras_hub", "nlp")
     _check_sources(preset, folder, sizes)
     from tf_dpsub.models.responses import ResponsePreprocessor
 
@@ -363,17 +364,6 @@ def gpt2(
         )
     _check_length(sequence_length, backbone)
     return hub.models.GPT2CausalLM(backbone, preprocessor=preprocessor)
-
-
-def _keras_hub():
-    try:
-        import keras_hub
-    except ImportError as e:
-        raise ImportError(
-            "Language models need keras_hub. Install it: "
-            "`pip install tf_dpsub[nlp]`."
-        ) from e
-    return keras_hub
 
 
 def _check_sources(preset, folder, sizes):

@@ -38,6 +38,7 @@ def test_interrupt(capsys):
         (ValueError("Expected a, got b."), "Expected a, got b."),
         (FileNotFoundError(2, "No file", "x"), "[Errno 2] No file: 'x'"),
         (MemoryError("Expected more."), "Expected more."),
+        (ImportError("Expected a."), "Expected a."),
         (ValueError("a\nb"), "a (--debug shows all of it)"),
         (MemoryError(), "MemoryError:  (--debug shows all of it)"),
         (KeyError("x"), "KeyError: 'x' (--debug shows all of it)"),

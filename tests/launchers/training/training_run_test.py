@@ -3,6 +3,7 @@ import json
 import math
 import pathlib
 import platform
+import sys
 import zipfile
 
 import keras
@@ -168,6 +169,16 @@ class TestFiles:
         np.testing.assert_array_equal(pixels[-1, -1], [1, 1, 1])
         coloured = pixels.max(-1) - pixels.min(-1) > 0.3
         assert 0.001 < coloured.mean() < 0.1
+
+    def test_without_the_extra_tensorboard(self, tmp_path, monkeypatch, capsys):
+        """The run says what is missing, and leaves all other files."""
+        monkeypatch.setitem(sys.modules, "tensorboard", None)
+        training_run.train(digits_config(epochs=1), tmp_path)
+        names = {path.name for path in tmp_path.iterdir()}
+        assert {"report.html", "progress.png", "model.keras"} <= names
+        assert "tensorboard" not in names
+        hint = 'not installed: pip install "tf_dpsub[tensorboard]"'
+        assert hint in capsys.readouterr().out
 
     def test_results_only(self, tmp_path):
         config = digits_config(epochs=1)
