@@ -77,13 +77,15 @@ def solve(
     batch_size=None,
     examples=None,
 ):
-    """Computes the one of three figures that is left out.
+    """Computes epsilon, the noise multiplier or the number of steps.
+
+    Of these three, exactly one is left out: the one to compute.
 
     Args:
         delta: float in (0, 1).
-        epsilon: float, the budget. Defaults to `None`: to be found.
-        noise_multiplier: float. Defaults to `None`: to be found.
-        steps: int. Defaults to `None`: to be found, unless `epochs` is given.
+        epsilon: float, the budget. Defaults to `None`: computed.
+        noise_multiplier: float. Defaults to `None`: computed.
+        steps: int. Defaults to `None`: computed, unless `epochs` is given.
         epochs: int, instead of `steps`. Defaults to `None`.
         sampling_rate: float in (0, 1]. Defaults to `None`: `batch_size /
             examples`.
@@ -91,9 +93,9 @@ def solve(
         examples: int. Defaults to `None`.
 
     Returns:
-        dict: what was given, as used; `"solved_for"`, the name of the figure;
-        and under `"poisson_sampling"` and `"without_amplification"` its value
-        by each accountant.
+        dict: the arguments, as used; `"solved_for"`, the name of the computed
+        value; and under `"poisson_sampling"` and `"without_amplification"` its
+        value by each accountant.
 
     Raises:
         ValueError: If arguments are missing, contradict each other, or are out
@@ -141,10 +143,10 @@ def solve(
 
 
 def table(result):
-    """Lays out what `solve` returned.
+    """Formats a result as a table.
 
     Args:
-        result: dict.
+        result: dict, as `solve` returns it.
 
     Returns:
         A str of several lines. Bounds are rounded to the safe side.
@@ -169,7 +171,7 @@ def table(result):
 
 
 def main():
-    """Solves what the flags say."""
+    """Computes and prints the value that the flags leave out."""
     result = solve(
         delta=_DELTA.value,
         epsilon=_EPSILON.value,
@@ -233,7 +235,7 @@ def _step_count(steps, epochs, rate, batch_size, examples):
         raise ValueError(f"Expected 0 < --sampling_rate <= 1, got {rate}.")
     if batch_size is not None:
         return epochs * math.ceil(examples / batch_size)
-    # A rate of 0.1 is not quite 1 / 10.
+    # Rounding of 1 / rate must not add a step: 0.1 is not exactly 1 / 10.
     return epochs * math.ceil(1 / rate - 1e-9)
 
 

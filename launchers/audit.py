@@ -64,12 +64,12 @@ _ATTACKS = {
 
 
 def announcement(names, sizes, infers, shadow_models):
-    """What would be audited, and how much of it.
+    """Describes the audit that the flags ask for.
 
     Args:
         names: sequence of strings, some of `mechanism.NAMES`.
         sizes: `mechanism.Sizes`.
-        infers: bool, whether membership is inferred.
+        infers: bool, whether membership inference is included.
         shadow_models: int.
     """
     lines = {
@@ -92,13 +92,13 @@ def announcement(names, sizes, infers, shadow_models):
 
 
 def write(results, plain, folder, command):
-    """Writes what was found as JSON, as a table and as a figure.
+    """Writes the results as JSON, as a table and as a figure.
 
     Args:
-        results: list of what `mechanism.audited` returned.
+        results: list of dicts, as `mechanism.audited` returns them.
         plain: `digits_membership.Attacks` without privacy, or None.
         folder: `pathlib.Path`.
-        command: string, what made it.
+        command: string, the command line that made it.
     """
     files.make_folder(folder)
     text = markdown(results, plain, command)
@@ -118,7 +118,7 @@ def write(results, plain, folder, command):
 
 
 def markdown(results, plain, command):
-    """The table, with what failed first."""
+    """The table of results; failed checks come first."""
     attacks = [
         key
         for key in _ATTACKS
@@ -167,7 +167,7 @@ def markdown(results, plain, command):
 
 
 def _shares(attacks, found):
-    """Cells of the table, one for each of some attacks."""
+    """Cells of the table, one for each attack."""
     cells = ""
     for key in attacks:
         low, high = found[key]["interval"]
@@ -180,7 +180,7 @@ def _shares(attacks, found):
 
 
 def draw(results):
-    """What attackers prove, beside what is claimed."""
+    """Bar chart of the proved lower bounds on ε, beside the claimed ε."""
     canvas = figures.new(8, 0.45 * len(results) + 1.6, "Lower bounds on ε")
     axes = canvas.subplots()
     figures.tidy(axes)
@@ -210,7 +210,7 @@ def draw(results):
 
 
 def main():
-    """Audits what the flags say; returns the exit code."""
+    """Runs the audit that the flags ask for; returns the exit code."""
     names = mechanism.NAMES if _MECHANISMS.value is None else _MECHANISMS.value
     unknown = [name for name in names if name not in mechanism.NAMES]
     if not names:
@@ -253,7 +253,7 @@ def main():
 
 
 def _processes(count):
-    """Processes with TensorFlow, which say nothing but errors."""
+    """A pool of processes with TensorFlow that log errors only."""
     return concurrent.futures.ProcessPoolExecutor(
         count or len(os.sched_getaffinity(0)),
         mp_context=multiprocessing.get_context("spawn"),
@@ -262,14 +262,14 @@ def _processes(count):
 
 
 def _begin_quietly():
-    # oneDNN calls it an error that a processor has no float16.
+    # oneDNN logs an error on processors without float16.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     logging.get_absl_handler().setFormatter(None)
     logging.get_absl_logger().setLevel("WARNING")
     with quiet.stderr_dropped():
         import tensorflow as tf
 
-        # What an audit computes is small: threads would wait for each other.
+        # The tensors are small: more threads would only wait for each other.
         tf.config.threading.set_intra_op_parallelism_threads(1)
         tf.config.threading.set_inter_op_parallelism_threads(1)
         tf.config.list_physical_devices()

@@ -5,7 +5,7 @@
         --epochs=30 --delta=1e-5
     tf-dpsub COMMAND --help
 
-Commands, each of which teaches by example if it is asked for help:
+The commands; the help of each has examples:
 """
 
 import ast

@@ -60,7 +60,7 @@ _COST = flags.DEFINE_bool("cost", True, "Measure time and memory of steps.")
 
 
 def main():
-    """Plans as the flags say."""
+    """Runs the planner as the flags say."""
     config = config_flag.begin()
     run_directory.require_own(WORKDIR.value, "plan.json")
     compared = _compared()
@@ -101,7 +101,7 @@ def _compared():
 
 
 def announcement(config, compared):
-    """What would be planned from what.
+    """Describes the plan that the flags ask for.
 
     Args:
         config: `ml_collections.ConfigDict`.
@@ -124,16 +124,16 @@ def announcement(config, compared):
 
 
 def training_command(candidate, batch_size, config, flags_of_config):
-    """The command that trains what a candidate stands for.
+    """The command line that trains a candidate.
 
     Args:
         candidate: `tf_dpsub.planning.Candidate`.
         batch_size: int.
         config: `ml_collections.ConfigDict` that was planned for.
-        flags_of_config: list of strings, those that name and change it.
+        flags_of_config: list of strings, the flags that name and change it.
 
     Returns:
-        String; None where a few fields are not enough: the config is that of
+        String; None if changed fields do not suffice: the config is that of
         another method, or names no public examples.
     """
     method = METHODS[candidate.method]
@@ -173,7 +173,7 @@ def _listed(values):
 def _planned(config, compared):
     from tf_dpsub.launchers.training import config_plan
 
-    # What the planner looks at, and no line for each step that is traced.
+    # Shows what the planner compares, but not each step that is traced.
     logging.set_verbosity(logging.INFO)
     logging.get_absl_handler().addFilter(_is_of_planner)
     return config_plan.plan_of(config, _LABELLED.value, _MOST.value, **compared)
@@ -203,8 +203,9 @@ def write(found, config, folder, command, training=None):
         found: `tf_dpsub.planning.Plan`.
         config: `ml_collections.ConfigDict`.
         folder: `pathlib.Path`.
-        command: string, what made it.
-        training: string, what trains as it recommends. Defaults to `None`.
+        command: string, the command line that made it.
+        training: string, the command line that trains as it recommends.
+            Defaults to `None`.
     """
     files.make_folder(folder)
     text = markdown(found, config, command, training)
@@ -220,7 +221,7 @@ def write(found, config, folder, command, training=None):
 
 
 def markdown(found, config, command, training=None):
-    """A plan as a text: the recommendation, its reasons, all candidates."""
+    """The plan as Markdown: recommendation, reasons, all candidates."""
     chosen = found.recommended
     lines = [
         f"# Plan: {config.dataset}, {config.model}",
@@ -257,7 +258,7 @@ def markdown(found, config, command, training=None):
 
 
 def draw(found, config):
-    """Alignment by method, by rank, and noise by batch size."""
+    """Figure of alignment by method and by rank, and noise by batch size."""
     many = len(found.batch_noise) > 1
     canvas = figures.new(
         12 if many else 9, 4, f"Plan: {config.dataset}, {config.model}"
@@ -290,7 +291,7 @@ def draw(found, config):
 
 
 def _by_rank(axes, found):
-    """Alignment of the best clip by the number of directions."""
+    """Draws alignment by rank, for the best clip of each method."""
     best = {}
     for c in found.candidates:
         ranks = best.setdefault(c.method, {})
@@ -318,7 +319,7 @@ def _by_rank(axes, found):
 
 
 def _by_batch(axes, found):
-    """Noise over the run by the batch size, relative to the least."""
+    """Draws the noise over the run by batch size, relative to the least."""
     least = min(found.batch_noise.values())
     sizes = sorted(found.batch_noise)
     axes.plot(

@@ -2,9 +2,9 @@
 
     tf-dpsub report --workdir=out/digits
 
-Every program writes this page when it ends; this command writes it again, of
-what is there. The page needs no network and no other file. That of a run is
-compared with other runs in the folder around it.
+Every program writes this page when it ends; this command writes it again from
+the files in the folder. The page needs no network and no other file. The page
+of a run compares it with the other runs in the parent folder.
 """
 
 import pathlib
@@ -15,7 +15,7 @@ from tf_dpsub.launchers.terminal.program import WORKDIR
 
 
 def main():
-    """Writes the page that the flags name."""
+    """Writes the page of the folder that the flags name."""
     if WORKDIR.value is None:
         raise ValueError("Expected --workdir, got none.")
     print(folder_page.write(pathlib.Path(WORKDIR.value)))

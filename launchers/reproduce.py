@@ -61,7 +61,7 @@ _LIST = flags.DEFINE_bool("list", False, "Name all experiments.")
 
 
 def main():
-    """Runs as the flags say; returns the exit code."""
+    """Runs the experiment that the flags name; returns the exit code."""
     if _LIST.value:
         print(overview())
         return 0
@@ -119,7 +119,7 @@ def _run_study(study):
 
 
 def overview():
-    """Names all experiments, each with what it shows."""
+    """Lists all experiments, each with a one-line description."""
     known = papers.EXPERIMENTS | papers.STUDIES
     width = max(map(len, known))
     return "\n".join(
@@ -129,7 +129,7 @@ def overview():
 
 
 def chosen(name, inputs, fraction=1.0):
-    """Builds an experiment.
+    """Builds an experiment by its name.
 
     Args:
         name: string, one of `papers.EXPERIMENTS`.
@@ -158,7 +158,7 @@ def chosen(name, inputs, fraction=1.0):
 
 
 def selected(experiment, trials, only=None):
-    """The trials of an experiment whose names hold a regular expression.
+    """The trials of an experiment whose names match a regular expression.
 
     Args:
         experiment: string, its name.
@@ -166,10 +166,10 @@ def selected(experiment, trials, only=None):
         only: string. Defaults to `None`: all trials.
 
     Returns:
-        List of some of these, in their order.
+        List of the matching trials, in their order.
 
     Raises:
-        ValueError: if there is none, or `only` is no regular expression.
+        ValueError: if none matches, or `only` is no regular expression.
     """
     try:
         pattern = re.compile(only or "")
@@ -191,7 +191,7 @@ def selected(experiment, trials, only=None):
 
 
 def announce(trials, workdir):
-    """Names trials; what one will be and will cost is said of it alone.
+    """Prints the names of trials; for a single one, its settings and cost.
 
     Args:
         trials: list of `trials.Trial`.
@@ -211,7 +211,7 @@ def announce(trials, workdir):
 
 
 def reproduce(experiment, trials, workdir, *, jobs, command):
-    """Runs the trials that are left, and writes tables and figures.
+    """Runs the unfinished trials, and writes tables and figures.
 
     Args:
         experiment: `trials.Experiment`.
@@ -219,7 +219,7 @@ def reproduce(experiment, trials, workdir, *, jobs, command):
             table shows all that are finished.
         workdir: string or path-like.
         jobs: int, how many trials run at a time.
-        command: string, for the table: what made it.
+        command: string, the command line, for the table.
 
     Returns:
         int, the exit code: 1 if a trial failed, 130 if interrupted.
@@ -313,7 +313,7 @@ def write_table(experiment, folder, command):
 
 
 def _commands(folder, command):
-    """All commands that a folder was written by, this one included."""
+    """All commands that wrote to a folder, including this one."""
     file = folder / "commands.json"
     known = json.loads(file.read_text("utf-8")) if file.exists() else []
     if command not in known:

@@ -1,4 +1,4 @@
-"""Shows of what dimension the gradients of a private run are.
+"""Shows in how many dimensions the gradients of a private run lie.
 
     tf-dpsub spectrum --config=configs/digits_dpsgd.py \\
         --workdir=out/spectrum --k=20 --ranks=5,20
@@ -50,26 +50,26 @@ _RANKS = flags.DEFINE_list(
 _REPEATS = flags.DEFINE_integer(
     "repeats", 1, "How many times to train again with each, with fresh noise."
 )
-# Of the spectra that are compared.
+# Parts of the run whose spectra are compared.
 _WINDOWS = 3
 _ITERATIONS_SHOWN = (1, 2, 4)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Study:
-    """What is looked at.
+    """A study of the spectrum of one run's gradients.
 
     Attributes:
-        config: `ml_collections.ConfigDict` of DP-SGD.
+        config: `ml_collections.ConfigDict` of a run of DP-SGD.
         folder: `pathlib.Path`, for all files.
-        gradients: string, a folder with gradients; None to record some.
-        every: int, a gradient is kept once in so many steps.
-        max_bytes: int, what they may take.
-        k: int, how many singular values.
-        iterations: int, of the orthogonal iteration.
+        gradients: string, a folder with gradients; None to record them.
+        every: int, keeps the gradient of one in so many steps.
+        max_bytes: int, the most that gradients may take on disk.
+        k: int, number of singular values.
+        iterations: int, number of orthogonal iterations.
         ranks: tuple of int, numbers of directions to train again in.
-        repeats: int, how many times each, from the same start, with fresh
-            draws and noise.
+        repeats: int, number of runs for each rank, from the same start, with
+            fresh batches and noise.
     """
 
     config: object
@@ -99,7 +99,7 @@ class Study:
                 f"Expected ranks from 1 to k = {self.k}, got {self.ranks}."
             )
         if self.gradients is not None:
-            # Before anything is trained.
+            # Raises before anything is trained.
             analysis.GradientStore(self.gradients)
 
     @property
@@ -110,7 +110,7 @@ class Study:
         ]
 
     def run(self, command):
-        """Does what is left, and writes table and figures."""
+        """Runs the unfinished parts, and writes table and figures."""
         recorded = self._record()
         store = analysis.GradientStore(
             self.gradients or self.folder / "record" / "gradients"
@@ -120,7 +120,7 @@ class Study:
         self._write(found, store, recorded, outcomes, command)
 
     def check(self):
-        """Checks what would be found out after the first run alone.
+        """Checks settings that would otherwise fail after the first run.
 
         Raises:
             ValueError: if that run has fewer gradients than `k`.
@@ -140,7 +140,7 @@ class Study:
             )
 
     def announce(self):
-        """Says what `run` would do; measures a step, and trains nothing."""
+        """Prints what `run` would do, and measures a step; trains nothing."""
         from tf_dpsub.launchers.training import training_run
 
         training_run.announce(
@@ -159,7 +159,7 @@ class Study:
         )
 
     def _record(self):
-        """Trains as the config says, and keeps gradients unless there are."""
+        """Trains as the config says; records gradients if none are given."""
         return _train(self._recording(), self.folder / "record")
 
     def _recording(self):
@@ -174,7 +174,7 @@ class Study:
         return config
 
     def _decompose(self, store):
-        """Singular values, with directions in `spectrum.npz`."""
+        """Computes singular values and directions; writes `spectrum.npz`."""
         file = self.folder / "spectrum.npz"
         rows, columns = store.shape
         made_of = f"{rows} gradients in {store.folder.resolve()}, "
@@ -183,7 +183,7 @@ class Study:
             with np.load(file) as arrays:
                 if str(arrays["made_of"]) == made_of:
                     return {k: arrays[k] for k in arrays if k != "directions"}
-                # What was trained again rests on it.
+                # Runs in this folder use its directions.
                 raise ValueError(
                     f"Expected a new workdir, got {self.folder}, which holds "
                     f"the spectrum of {arrays['made_of']}, not of {made_of}."
@@ -226,13 +226,18 @@ class Study:
         ]
 
     def _train_again(self, recorded):
-        """Accuracies by k, and `None` for all dimensions, of each repeat."""
+        """Trains in the first k directions.
+
+        Returns:
+            dict from k, or `None` for all dimensions, to the accuracies of the
+            repeats.
+        """
         outcomes = {}
         for k in (*self.ranks, None):
             for repeat in range(self.repeats):
                 config = copy.deepcopy(self.config)
-                # As much noise; with directions that are not public, none of
-                # it is private, and no budget can be kept.
+                # The same noise. The directions are private, so these runs
+                # are not private, and no budget applies.
                 config.epsilon = None
                 config.noise_multiplier = recorded["noise_multiplier"]
                 name = f"all_{repeat}"
@@ -275,7 +280,7 @@ def _train(config, folder):
 
     from tf_dpsub.launchers.training import training_run
 
-    # A study trains many models, and directions are large.
+    # Frees earlier models: a study trains many, with large bases.
     keras.utils.clear_session()
     return training_run.train(config, folder, resume=True, results_only=True)
 
@@ -319,7 +324,7 @@ def _table(study, found, fit, store, recorded, outcomes, command):
 
 
 def _spectrum(found, fit):
-    """Singular values by rank with the fit, their density, their energy."""
+    """Figure of singular values with the fit, their density and energy."""
     canvas = figures.new(12, 4, "Singular values of mean clipped gradients")
     grid = canvas.subplots(1, 3)
     values = found["values"]
@@ -357,7 +362,7 @@ def _spectrum(found, fit):
 
 
 def _tidy(axes):
-    """Names powers of ten alone on logarithmic axes."""
+    """Labels only powers of ten on logarithmic axes."""
     figures.tidy(axes)
     for axis in (axes.xaxis, axes.yaxis):
         if axis.get_scale() == "log":
@@ -365,7 +370,7 @@ def _tidy(axes):
 
 
 def _spectra(found, iterations):
-    """Spectra of parts of the run, and after fewer iterations."""
+    """Figure of spectra by part of the run and by number of iterations."""
     canvas = figures.new(9, 4, "Singular values of mean clipped gradients")
     grid = canvas.subplots(1, 2, sharey=True)
     parts = ["first", *["middle"] * (_WINDOWS - 2), "last"]
@@ -392,7 +397,7 @@ def _spectra(found, iterations):
 
 
 def _accuracy(outcomes):
-    """Accuracy by the number of directions, every repeat."""
+    """Figure of accuracy by number of directions, with all repeats."""
     canvas = figures.new(6, 4, "Trained again in the first directions")
     axes = canvas.subplots()
     figures.tidy(axes)

@@ -3,11 +3,11 @@
     tf-dpsub train --config=configs/digits_dpsgd.py \\
         --config.epsilon=1 --workdir=out/digits
 
-A flag for the noise multiplier alone takes the place of the config's ε, and no
-budget is kept then; with a flag for each, ε is a budget.
+A flag for the noise multiplier alone replaces the config's ε: the run then has
+no budget. With flags for both, ε is a budget.
 
 The fields of a config are those of `configs/default.py`. `--dry_run`
-says σ, ε, the number of steps, their time and their memory, and trains nothing.
+prints σ, ε, the number of steps, their time and memory, and trains nothing.
 
 The workdir receives `result.json`, `metrics.csv`, `privacy_statement.txt`,
 `report.html`, `progress.png`, `model.keras` (a plain Keras model),

@@ -1,1 +1,1 @@
-"""What an audit does with one mechanism."""
+"""The audit of one mechanism."""

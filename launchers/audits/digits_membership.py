@@ -5,19 +5,19 @@ import dataclasses
 import numpy as np
 
 EPOCHS, BATCH_SIZE = 100, 100
-# Its scores look most like normal numbers.
+# Column of the feature whose distribution is closest to a normal one.
 _SCORE = 2
 
 
 @dataclasses.dataclass(frozen=True)
 class Attacks:
-    """What attacks on one model came to, as `tf_dpsub.auditing.Membership`.
+    """Attacks on one model, each a `tf_dpsub.auditing.Membership`.
 
     Attributes:
-        loss_threshold: by the loss alone.
-        classifier: by a logistic regression on losses, margins and
+        loss_threshold: attack by the loss alone.
+        classifier: attack by a logistic regression on losses, margins and
             probabilities.
-        likelihood_ratio: by shadow models; None without any.
+        likelihood_ratio: attack by shadow models; None without any.
     """
 
     loss_threshold: object
@@ -28,8 +28,9 @@ class Attacks:
 def attacked(train, shadow_models=0):
     """Attacks a model that is trained on a random half of digits.
 
-    Half of the digits have random labels: digits are too easy, one learns them
-    without having seen these; random labels can only be known by heart.
+    Half of the digits have random labels. Real labels are too easy: a model
+    predicts them without having seen the example. Random labels can only be
+    memorized.
 
     Args:
         train: function of images, labels and a seed that returns a trained
@@ -79,12 +80,15 @@ def _digits():
 
 
 def _random_halves(count, models):
-    """Bool array `[models, count]`; shadow models come as complements."""
+    """Random training sets: a bool array `[models, count]`.
+
+    Shadow models come in pairs with complementary sets.
+    """
     generator = np.random.default_rng(1)
     halves = []
     while len(halves) < models:
         order = generator.permutation(count)
         half = order < count // 2
-        # So that as many saw each example as did not.
+        # Each example is then in half of the training sets.
         halves += [half, ~half] if halves else [half]
     return np.array(halves[:models])

@@ -11,10 +11,10 @@ DELTA = 1e-5
 STEP_EPSILON = 1.0
 _CLIP, _RESIDUAL_CLIP = 0.7, 0.2
 _RANK, _CARRIER_RANK = 5, 2
-# Of runs on digits.
+# Budget of whole training runs on digits.
 RUN_EPSILON = 8.0
 NAMES = tuple(METHODS)
-# What an audit chooses.
+# Arguments that the audit chooses.
 _KWARGS = {
     "RGP": {"warmup_steps": 5},
     "DP-PowerSGD": {"rank": _CARRIER_RANK},
@@ -23,13 +23,13 @@ _KWARGS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """How much is done.
+    """Sizes of the parts of an audit.
 
     Attributes:
-        steps: int, whose noise is looked at.
-        cases: int, pairs of neighbouring batches.
-        runs: int, of one step, with and without an example.
-        canaries: int, in one run.
+        steps: int, number of steps whose noise is tested.
+        cases: int, number of pairs of neighbouring batches.
+        runs: int, number of runs of one step, with and without an example.
+        canaries: int, number of canaries in one run.
     """
 
     steps: int
@@ -43,7 +43,7 @@ LONG = Sizes(steps=10_000, cases=10_000, runs=50_000, canaries=5000)
 
 
 def maker(name, epsilon, *, batch_size, sampling_rate=1.0, steps=1):
-    """A function that makes an optimizer with a budget.
+    """Returns a function that makes an optimizer calibrated to a budget.
 
     Args:
         name: string, one of `NAMES`.
@@ -71,7 +71,7 @@ def maker(name, epsilon, *, batch_size, sampling_rate=1.0, steps=1):
     }
     method = METHODS[name]
     if method.has_residual:
-        # Two releases, which together have the effective one.
+        # Two releases, which together have the effective noise multiplier.
         settings["noise_multiplier"] = math.sqrt(2) * effective
         settings["residual_norm_clip"] = _RESIDUAL_CLIP
     make = getattr(optimizers, method.optimizer)
@@ -87,13 +87,13 @@ def maker(name, epsilon, *, batch_size, sampling_rate=1.0, steps=1):
 
 
 def audited(name, sizes, infers=True, shadow_models=0):
-    """What the audit of one mechanism came to, as what JSON can hold.
+    """Audits one mechanism; returns a result that JSON can hold.
 
     Args:
         name: string, one of `NAMES`.
         sizes: `Sizes`.
-        infers: bool, whether models are trained on digits, and attacked.
-            Defaults to `True`.
+        infers: bool, whether models trained on digits are attacked by
+            membership inference. Defaults to `True`.
         shadow_models: int, for these attacks. Defaults to `0`.
     """
     from tf_dpsub import auditing

@@ -7,7 +7,7 @@ from tf_dpsub.launchers.papers.geometric_median import GeometricMedian
 from tf_dpsub.launchers.papers.plan_ranking import PlanRanking
 
 # Functions that build a `trials.Experiment` from `Inputs`. The first line of
-# their docstrings says what it shows.
+# their docstrings is the description that `reproduce --list` prints.
 EXPERIMENTS = {
     "pdp_mnist": pdp.mnist,
     "pdp_fashion_mnist": pdp.fashion_mnist,
@@ -33,14 +33,14 @@ EXPERIMENTS = {
     "digits_precision": digits.precision,
 }
 
-# Those that train no Keras model: objects with a name, points with names, and
-# a way to run these.
+# Experiments that train no Keras model: objects with a name, named points, and
+# a method that runs these points.
 STUDIES = {study.name: study for study in (GeometricMedian(), PlanRanking())}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """What some experiments need, which comes from the user.
+    """Files and models that the user gives to some experiments.
 
     Attributes:
         public_images: string, an .npz file with `images`, for GEP. Defaults to

@@ -13,7 +13,7 @@ _EPSILONS = (0.5, 2, 8)
 _RATES = (0.02, 0.1, 0.5)
 _PUBLIC = 238
 _RANK, _CARRIER_RANK = 50, 8
-# Names in those of trials, and what the experiments choose.
+# Short name in the names of trials, and arguments of the optimizer.
 _METHODS = {
     "DP-SGD": ("dp", {}),
     "PDP-SGD": ("pdp", {}),

@@ -26,7 +26,7 @@ _EPSILON, _DELTA = 2.0, 1e-6
 _EXAMPLES, _INFORMATIVE = 10_000, 10
 _STEPS = 100_000
 _SEEDS = range(5)
-# Names of A, and the exponent c of its diagonal, j^-c.
+# Names of the matrix A = diag(j^-c), with the exponent c.
 _MATRICES = {"I": 0.0, "diag(1/√j)": 0.5, "diag(1/j)": 1.0}
 _DIMENSIONS = (20, 100, 500, 2000, 10_000)
 _RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
@@ -46,7 +46,7 @@ class Point:
         dimensions: int.
         learning_rate: float.
         regularization: float.
-        seed: int, of the data, of what is drawn and of the noise.
+        seed: int, of the data, the sampled examples and the noise.
     """
 
     matrix: str
@@ -87,7 +87,7 @@ class GeometricMedian:
         ]
 
     def run(self, folder, points, *, fraction, jobs, command):
-        """Runs what is left, and writes a table and a figure.
+        """Runs the unfinished points, and writes a table and a figure.
 
         Args:
             folder: `pathlib.Path`.
@@ -149,7 +149,7 @@ class GeometricMedian:
 
 
 def solve(point, noise_multiplier, steps):
-    """Runs the algorithm on made data.
+    """Runs the algorithm on synthetic data.
 
     The first ten coordinates of an example are normal with mean 1 and variance
     1, the others are 0. A loss is `||x - x_i||_A`, `||v||_A^2 = v^T A v`, whose
@@ -197,14 +197,14 @@ def solve(point, noise_multiplier, steps):
 
 
 def _each(points, sigma, steps, jobs):
-    """Yields points with their losses, as they are found."""
+    """Yields points with their losses, as they finish."""
     began = time.monotonic()
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(
         min(jobs, max(len(points), 1)), mp_context=context
     ) as pool:
         waiting = {pool.submit(solve, p, sigma, steps): p for p in points}
-        # What a run costs follows its dimensions.
+        # Estimate: the time of a run grows with its dimensions.
         total = sum(p.dimensions + 1000 for p in points)
         done = 0
         try:
@@ -224,7 +224,7 @@ def _each(points, sigma, steps, jobs):
 
 @dataclasses.dataclass(frozen=True)
 class _Row:
-    """The seeds of one matrix, in some dimensions, with some learning rate."""
+    """All seeds of one matrix, number of dimensions and learning rate."""
 
     matrix: str
     dimensions: int
@@ -240,10 +240,11 @@ class _Row:
 
 
 def _rows(points, losses):
-    """Rows of three kinds: one learning rate for all, for each A, or also d.
+    """Rows for three ways to choose the learning rate.
 
-    It is that of the lowest empirical loss, in the most dimensions where it is
-    for several; for all matrices, of the lowest sum of these losses.
+    The rate is shared by all rows, by all dimensions of a matrix, or chosen for
+    each row. The choice is by the lowest empirical loss; a shared rate is
+    chosen in the most dimensions, and, for all matrices, by the sum of losses.
 
     Returns:
         dict from `"all"`, `"matrix"` and `"each"` to lists of `_Row`.
@@ -265,7 +266,7 @@ def _rows(points, losses):
     for row in rows:
         if row.dimensions == most[row.matrix]:
             totals.setdefault(row.tuned, []).append(row.mean())
-    # A setting that has not run for all matrices has no sum yet.
+    # Rates that have not run for all matrices yet are left out.
     whole = {t: sum(v) for t, v in totals.items() if len(v) == len(most)}
     return {
         "all": [
@@ -321,7 +322,7 @@ def _table(title, rows, steps, sigma, command):
 
 
 def _sentence(rows):
-    """How the loss of each matrix goes with the number of dimensions."""
+    """Sentence on how each matrix's loss changes with the dimensions."""
     of = {}
     for row in rows:
         of.setdefault(row.matrix, []).append(row)

@@ -161,7 +161,7 @@ def tuned(inputs):
         (5.0, 10.0, 1.0), (0.1, 0.5, 0.05), (250, 50), _METHODS
     ):
         if method == "GP" and rank == 50:
-            # It has no k.
+            # GP has no rank k: one run is enough.
             continue
         config = _with_images(gep_mnist.get_config(), inputs)
         config.epochs = _TUNED_EPOCHS
@@ -270,7 +270,7 @@ def random_basis(inputs):
 
 
 def _by_setting(inputs, name, title, label, values):
-    """B-GEP and GEP with one setting changed, beside GP."""
+    """Experiment: B-GEP and GEP with one setting varied, beside GP."""
     _require_images(inputs)
     trials = []
     for seed in _SEEDS:
@@ -309,7 +309,7 @@ def _by_setting(inputs, name, title, label, values):
 
 
 def _against_epsilon(task, config, epsilon, method, seed):
-    """A trial of GEP as configured, or of another method beside it."""
+    """A trial of a method at some ε, in a config made for GEP."""
     config.epsilon = float(epsilon)
     k = config.subspace_kwargs.rank
     every = config.subspace_kwargs.get("update_every", 1)

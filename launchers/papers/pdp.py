@@ -29,7 +29,7 @@ _PAPER_EPSILON = {
 
 @dataclasses.dataclass(frozen=True)
 class _Rates:
-    """What the paper's tables give for a noise multiplier."""
+    """Learning rates and start epoch in the paper's tables for one σ."""
 
     dp: float
     pdp: float
@@ -189,7 +189,7 @@ def spectrum(inputs):
 
 
 def _against_setting(name, title, label, values, change):
-    """PDP-SGD with one setting changed, beside DP-SGD."""
+    """Experiment: PDP-SGD with one setting varied, beside DP-SGD."""
     sigma = 18
     trials = []
     for seed, units in itertools.product(_SEEDS, _UNITS):
@@ -227,7 +227,7 @@ def _relabelled(trial, label, value, name):
 
 
 def _trial(config, units, sigma, method, rates, seed):
-    """A trial of PDP-SGD as configured, or of another method beside it."""
+    """A trial of a method, in a config made for PDP-SGD."""
     config.seed = seed
     config.model_kwargs.activation = units.lower()
     config.noise_multiplier = float(sigma)

@@ -12,8 +12,8 @@ from tf_dpsub.configs import default
 from tf_dpsub.launchers.reports import figures, folder_page
 from tf_dpsub.methods import METHODS, PLANNED, method_of
 
-# Experiments whose trials are ranked, and whether their public examples are
-# too many or too few to stand for the private ones: test examples do then.
+# Experiments whose trials are ranked, with the labelled split that stands for
+# the private examples: test examples where public ones are too many or too few.
 _EXPERIMENTS = {
     "digits_methods": "public",
     "pdp_mnist": "public",
@@ -25,14 +25,14 @@ _EXPERIMENTS = {
     "rgp_sst2": "test",
     "rgp_rank": "test",
 }
-# Of few public examples enough have to be left to make the basis.
+# With few public examples, enough must remain to make the basis.
 _HELD_OUT = {"pdp_fashion_mnist": 0.28}
 _SPLITS = 3
-# Examples of the test split.
+# Largest number of test examples.
 _MOST = {"rgp_sst2": 256, "rgp_rank": 256}
 _STEPS = {"rgp_sst2": 40, "rgp_rank": 40}
 _DEFAULT_MOST, _DEFAULT_STEPS = 500, 1000
-# What of a config does not tell settings apart that are compared.
+# Fields of a config in which trials of one setting may differ.
 _FREE = (
     "optimizer",
     "optimizer_kwargs",
@@ -50,7 +50,7 @@ _FREE = (
     "private_gradients_kwargs",
     "seed",
 )
-# Where a setting ran with one seed, a difference below this is none.
+# With a single seed, smaller differences in accuracy are undecided.
 _ONE_SEED = 0.01
 
 
@@ -67,7 +67,7 @@ class Point:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Member:
-    """What a method with some rank came to, with its best clip and rate.
+    """A method and rank in a setting, with its best clip and learning rate.
 
     Attributes:
         method: string, as the planner names it.
@@ -153,7 +153,7 @@ class PlanRanking:
 
 
 def settings(folder):
-    """Finished trials by what they share beside the method.
+    """Finished trials, grouped by the setting that they share.
 
     Args:
         folder: `pathlib.Path`, with a folder for each trial.
@@ -184,7 +184,7 @@ def settings(folder):
 
 
 def _best(method, rank, tries):
-    """The clip and learning rate of highest mean accuracy."""
+    """The member with the clip and learning rate of highest mean accuracy."""
     runs = max(
         tries.values(), key=lambda runs: statistics.fmean(a for a, _ in runs)
     )
@@ -204,7 +204,7 @@ def _config(fields):
 
 
 def _kind(config):
-    """The planner's name of a trial's method, and rank; None if it has none."""
+    """Name and rank of a trial's method; None if the planner lacks it."""
     if config.lora or config.noise_multiplier == 0:
         return None
     method = method_of(config.optimizer, config.optimizer_kwargs)
@@ -242,10 +242,10 @@ def _as_json(member):
 
 
 def _planned(experiment, members, fraction):
-    """The alignment of each member, by its name."""
+    """Planned alignment of each member, by its name."""
     from tf_dpsub.launchers.training import config_plan
 
-    # What public examples are, a member with a subspace says.
+    # The config of a member with a subspace names the public examples.
     config = copy.deepcopy(
         next(
             (m.config for m in members if m.config.subspace), members[0].config
@@ -292,14 +292,14 @@ def _planned(experiment, members, fraction):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pair:
-    """Two methods in one setting.
+    """Two methods in one setting: measured and planned.
 
     Attributes:
         setting: string.
         names: tuple of two strings.
         measured: tuple of two floats, mean accuracies.
         planned: tuple of two floats, alignments.
-        margin: float, below which a measured difference is none.
+        margin: float, the smallest measured difference that counts.
     """
 
     setting: str
@@ -310,12 +310,12 @@ class Pair:
 
     @property
     def gain(self):
-        """How much more accurate the first method is."""
+        """Measured accuracy of the first method minus that of the second."""
         return self.measured[0] - self.measured[1]
 
     @property
     def predicted(self):
-        """How much better aligned the first method is."""
+        """Planned alignment of the first method minus that of the second."""
         return self.planned[0] - self.planned[1]
 
     @property
@@ -328,7 +328,7 @@ class Pair:
 
 
 def pairs(held):
-    """All pairs of methods of each setting, the first the better aligned."""
+    """All pairs of methods of each setting; the better aligned comes first."""
     found = []
     for setting, both in held.items():
         known = [
@@ -411,7 +411,7 @@ def _table(title, held, command):
 
 
 def _choices(held):
-    """In how many settings the first choice is best, and what it loses."""
+    """Number of settings whose first choice is best, and the mean loss."""
     first, lost = 0, []
     for both in held.values():
         means = {

@@ -76,7 +76,7 @@ _BERT_BASE = "bert_base_en_uncased"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Method:
-    """How a method differs from RGP as configured.
+    """A method, as its differences from the config of RGP.
 
     Attributes:
         short: string, for the names of trials.
@@ -131,7 +131,7 @@ _CIFAR10 = {
     "DP-PowerSGD": _Method(short="power", fields=_POWER),
     "DP-SGD": _Method(short="dp"),
 }
-# On SST-2 the best of RGP and of DP-SGD, as rgp_sst2_tuned found.
+# Best learning rate of RGP and DP-SGD on SST-2, found by rgp_sst2_tuned.
 _RATE = {"learning_rate": 4e-3}
 # Of what is trained, not of the noise.
 _HEAD = ("pooled_dense", "logits")
@@ -182,7 +182,8 @@ def _small_sst2():
         "sequence_length": 24
     }
     config.private_examples = 40_000
-    # A step costs as its batch: few large ones leave the least noise.
+    # A step costs as much as its batch is large: few large batches leave the
+    # least noise at the same cost.
     config.batch_size = 1000
     config.epochs = 1
     config.optimizer_kwargs = {"warmup_steps": 10}
@@ -295,7 +296,7 @@ def glue(inputs):
     """RGP, RGP-random, LoRA and DP-SGD on four tasks of GLUE, BERT-base."""
     source = inputs.language_model or _BERT_BASE
     kind = "folder" if pathlib.Path(source).is_dir() else "preset"
-    # A preset's name, or that of one on a hub: "hf://owner/name".
+    # Presets may also be on a hub: "hf://owner/name".
     if kind == "preset" and source.startswith((".", "/", "~")):
         raise ValueError(
             "Expected --language_model to name a preset of keras_hub or a "
@@ -398,7 +399,7 @@ def _trial(task, name, method, config, seed, epsilon, label=None):
         method: `_Method`.
         config: `ml_collections.ConfigDict`, changed for the method.
         seed: int.
-        epsilon: int, of a private method.
+        epsilon: int, the budget of a private method.
         label: string, of the column that names the task. Defaults to `None`.
     """
     config.seed = seed

@@ -1,4 +1,4 @@
-"""How figures look: one style for all of them."""
+"""The common style of all figures, and their files."""
 
 import contextlib
 import html
@@ -20,7 +20,7 @@ RED, PURPLE, SKY = "#d55e00", "#cc79a7", "#56b4e9"
 
 @contextlib.contextmanager
 def style():
-    """The context in which figures are made and saved."""
+    """Context with the style; figures are made and saved in it."""
     settings = {
         "font.family": "DejaVu Sans",
         "font.size": 10,
@@ -33,13 +33,13 @@ def style():
 
 
 def new(width, height, title, dpi=150):
-    """Makes a figure of a size in inches, titled at its left.
+    """Makes an empty figure with its title at the left.
 
     Args:
         width: float, inches.
         height: float, inches.
         title: string.
-        dpi: int, pixels of an inch of its PNG file. Defaults to `150`.
+        dpi: int, pixels per inch of its PNG file. Defaults to `150`.
 
     Returns:
         A `matplotlib.figure.Figure`.
@@ -57,7 +57,7 @@ def subtitle(axes, text):
 
 
 def tidy(axes):
-    """Leaves of axes what is read: two spines, ticks, and lines across."""
+    """Reduces axes to two spines, ticks and horizontal grid lines."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(GREY)
     axes.tick_params(colors=GREY, which="both")
@@ -68,13 +68,13 @@ def tidy(axes):
 
 
 def write(canvas, path, png_only=()):
-    """Writes a figure as a PNG file, and beside it as an SVG for a web page.
+    """Writes a figure as a PNG file, and as an SVG file beside it.
 
     Args:
         canvas: `matplotlib.figure.Figure`.
         path: `pathlib.Path`, of the PNG file.
-        png_only: sequence of matplotlib's texts, what the page says beside the
-            figure. Defaults to none.
+        png_only: sequence of matplotlib texts to leave out of the SVG: the web
+            page has them beside the figure. Defaults to none.
     """
     _take_literally(canvas)
     with style():
@@ -83,27 +83,27 @@ def write(canvas, path, png_only=()):
     files.write_text(path.with_suffix(".svg"), text)
 
 
-# Pixels of a page for each point: texts of 10 points are legible with the one,
-# and no larger than those around them with the other.
+# CSS pixels per point: at the least scale, texts of 10 points are legible; at
+# the largest, they are no larger than the text around them.
 _LEAST_SCALE, _LARGEST_SCALE = 0.95, 1.6
 
-# What follows the page's colours; the colours of data do not.
+# Colours that follow the page's colour scheme; those of data do not.
 _FOLLOWS = {"#000000": "ink", INK: "ink", GREY: "grey", FAINT: "faint"}
 
 
 def svg(canvas, name, hidden=()):
-    """A figure as an element of a web page, whose colours it takes.
+    """The figure as an SVG element that takes the colours of its web page.
 
-    Its title is not drawn: it is the SVG's, of which the page makes a caption,
-    whose size does not shrink with the figure.
+    The title is not drawn. It is the SVG's `<title>`, from which the page makes
+    a caption: a caption does not shrink with the figure.
 
     Args:
         canvas: `matplotlib.figure.Figure`.
-        name: string, which no other figure of the page has.
-        hidden: sequence of matplotlib's texts to leave out. Defaults to none.
+        name: string, unique on the page.
+        hidden: sequence of matplotlib texts to leave out. Defaults to none.
 
     Returns:
-        string, with a description for those who do not see it.
+        string, with a description for screen readers.
     """
     name = re.sub(r"[^\w-]", "-", name)
     _take_literally(canvas)
@@ -117,13 +117,13 @@ def svg(canvas, name, hidden=()):
     text = file.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    # Identifiers are of the page, not of the figure.
+    # Identifiers must be unique on the page.
     text = re.sub(r'(\bid="|"#|\(#)', rf"\g<1>{name}-", text)
     for colour, variable in _FOLLOWS.items():
         text = text.replace(colour, f"var(--{variable}, {colour})")
     text = text.replace("'DejaVu Sans'", "'DejaVu Sans', Verdana, sans-serif")
     label = html.escape(description(canvas), quote=True)
-    # On a small screen it scrolls sideways before its text is too small.
+    # On a small screen, the figure scrolls rather than becoming illegible.
     least, largest = (
         f"{scale * 72 * canvas.get_figwidth():.0f}px"
         for scale in (_LEAST_SCALE, _LARGEST_SCALE)
@@ -138,7 +138,7 @@ def svg(canvas, name, hidden=()):
 
 @contextlib.contextmanager
 def _without(texts):
-    """The context in which texts of a figure are empty."""
+    """Context in which some texts of a figure are empty."""
     contents = [text.get_text() for text in texts]
     for text in texts:
         text.set_text("")
@@ -150,12 +150,12 @@ def _without(texts):
 
 
 def _take_literally(canvas):
-    """Lets a dollar sign in a name stand for itself, not for mathematics."""
+    """Makes dollar signs in texts literal, not marks of mathematics."""
     scales = {
         label
         for axes in canvas.axes
         for axis in (axes.xaxis, axes.yaxis)
-        # Powers of ten are set as mathematics.
+        # Powers of ten need mathematical typesetting.
         if isinstance(axis.get_major_formatter(), ticker.LogFormatter)
         for label in axis.get_ticklabels(which="both")
     }
@@ -165,7 +165,7 @@ def _take_literally(canvas):
 
 
 def description(canvas):
-    """What a figure shows, in words: each line from its start to its end."""
+    """Describes a figure in words: each line from its start to its end."""
     parts = []
     if canvas.get_suptitle():
         parts.append(canvas.get_suptitle())
@@ -191,14 +191,14 @@ def _lines(axes):
             continue
         text = f"{label} " if named else ""
         if line.get_transform() == axes.get_xaxis_transform():
-            # A line from the bottom to the top.
+            # A vertical line over the full height.
             yield f"{text}{_number(axes.xaxis, points[0][0])}"
         else:
             yield text + _course(axes, points)
 
 
 def _points(axes):
-    """Points with error bars, of each series."""
+    """Yields a description of each series of points with error bars."""
     for bars in axes.containers:
         if isinstance(bars, container.ErrorbarContainer):
             points = [*zip(*bars.lines[0].get_data())]
@@ -208,7 +208,7 @@ def _points(axes):
 
 
 def _course(axes, points):
-    """Where points begin and end; where a short line stays."""
+    """Describes the first and last point, or the constant of a short line."""
     (x0, y0), (x1, y1) = points[0], points[-1]
     y0, y1 = (_number(axes.yaxis, y) for y in (y0, y1))
     if len(points) < 3 and y0 == y1:
@@ -242,7 +242,7 @@ def _number(axis, value):
     if isinstance(form, ticker.PercentFormatter):
         return f"{100 * value:.1f} %"
     if isinstance(axis.get_major_locator(), ticker.FixedLocator):
-        # Points lie a little beside their tick.
+        # Points are shifted a little from their tick.
         for tick in axis.get_major_ticks():
             if abs(value - tick.get_loc()) <= 0.1 * max(abs(value), 1):
                 return tick.label1.get_text()

@@ -1,4 +1,4 @@
-"""The page that shows what a folder of results holds."""
+"""The HTML page of a folder of results."""
 
 import csv
 import datetime
@@ -30,7 +30,7 @@ _EARLIER_SHOWN = 20
 
 
 def versions():
-    """Versions of what results depend on, by name."""
+    """Versions of the packages that results depend on, by name."""
     return {
         "python": platform.python_version(),
         "tf_dpsub": tf_dpsub.__version__,
@@ -93,7 +93,7 @@ def _of_run(folder):
 
 
 def _headline(result):
-    """What was spent, and for what: ε, δ and how good the model is."""
+    """The main numbers: ε, δ and the accuracy of the model."""
     spent = _epsilon(result["epsilon"])
     private = f"{result['private_examples']:,} private examples"
     tested = f"{result['test_examples']:,} test examples"
@@ -142,7 +142,7 @@ def _epsilon(value):
 
 
 def _recorded(folder):
-    """Sections of what recorders of gradients wrote down."""
+    """Yields sections with the results of gradient recorders."""
     file = folder / "test_projection_error.csv"
     if file.exists():
         yield Section("Projection error", _drawn(_projection_error(file), file))
@@ -189,14 +189,14 @@ def _spectrum(file):
 
 
 def _others(folder, result):
-    """A section with the other runs in the folder around this one."""
+    """Yields a section with the other runs in the parent folder."""
     found = []
     for file in folder.parent.glob("*/result.json"):
         try:
             other = json.loads(file.read_text("utf-8"))
             row = _compared(file, other)
         except (OSError, ValueError, KeyError, TypeError):
-            # A file of another program, or of another version.
+            # Files of other programs or versions are skipped.
             continue
         found.append((file.stat().st_mtime, file.parent == folder, row))
     if len(found) < 2:
@@ -231,7 +231,7 @@ def _settings(config):
     )
 
 
-# Any other program.
+# Results of any other program.
 
 
 def _of_table(folder):
@@ -253,7 +253,7 @@ def _of_table(folder):
 
 
 def _from_markdown(text):
-    # What is in the text is data, and no HTML.
+    # The text is data: HTML in it is not interpreted.
     reader = markdown.Markdown(
         extensions=["tables", "sane_lists", "fenced_code"]
     )
@@ -266,7 +266,7 @@ def _from_markdown(text):
     )
 
 
-# Of both.
+# Parts of both kinds of pages.
 
 
 def _figures(folder, title):
@@ -279,7 +279,7 @@ def _figures(folder, title):
 
 
 def _caption(svg, title):
-    """The title of a figure, unless it is that of the page."""
+    """The title of a figure; empty if it is the title of the page."""
     found = re.search(r"<title>(.*?)</title>", svg, re.DOTALL)
     caption = html.unescape(found[1]) if found else ""
     return "" if caption == title else caption

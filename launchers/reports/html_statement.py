@@ -1,12 +1,12 @@
-"""A privacy statement as a part of a page."""
+"""The privacy statement as HTML."""
 
 import html
 import re
 
 from tf_dpsub.launchers.reports import markup
 
-# What a paragraph begins with, and what it says of it: a word and a full stop,
-# some words and a colon, or a mechanism with a longer description.
+# A paragraph's term and its text. The term is a word before a full stop, a few
+# words before a colon, or a mechanism before a longer description.
 _TERMS = (
     re.compile(r"(\w+)\.\s(.*)", re.DOTALL),
     re.compile(r"((?:[\w-]+\s){0,3}[\w-]+):\s(.*)", re.DOTALL),
@@ -16,14 +16,14 @@ _WARNINGS = ("WARNING", "NOT PRIVATE")
 
 
 def section(text):
-    """The section of a page with a statement.
+    """Lays a privacy statement out as a section of a page.
 
-    Its ε are a table, which is as wide as a phone at most; each paragraph
-    stands beside the words it begins with, or below them where there is little
-    room. Every word of the statement is there.
+    Values of ε are a table, narrow enough for a phone. Each paragraph stands
+    beside its term, or below it on a narrow screen. No word of the statement is
+    left out.
 
     Args:
-        text: string, what `tf_dpsub.accounting.statement` returned.
+        text: string, as `tf_dpsub.accounting.statement` returns it.
 
     Returns:
         A `markup.Section`.
@@ -65,7 +65,7 @@ def _list(terms):
 
 
 def _table(paragraph):
-    """A table of indented lines, whose columns are two spaces apart."""
+    """HTML table of indented lines, whose columns are two spaces apart."""
     lines = paragraph.splitlines()
     if not all(line.startswith("  ") for line in lines):
         return None

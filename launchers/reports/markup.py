@@ -146,7 +146,7 @@ for (const button of document.querySelectorAll("button[data-copies]")) {
 """
 
 
-# Of scripts, the page's own one runs; nothing is loaded.
+# Only the page's own script may run, and nothing may be loaded.
 _DIGEST = base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
 _POLICY = (
     f"default-src 'none'; script-src 'sha256-{_DIGEST}'; "
@@ -170,13 +170,13 @@ class Section:
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """A number that is read before all else.
+    """A main number at the top of a page.
 
     Attributes:
         name: string.
         value: string.
-        note: string, what belongs to it. Defaults to none.
-        bad: bool, whether it warns. Defaults to `False`.
+        note: string, a remark below it. Defaults to none.
+        bad: bool, whether it is marked as a warning. Defaults to `False`.
     """
 
     name: str
@@ -186,14 +186,14 @@ class Figure:
 
 
 def page(title, sentence, sections, command=None, headline=()):
-    """A whole page.
+    """Builds a whole page.
 
     Args:
         title: string.
         sentence: string, the result.
         sections: iterable of `Section`.
-        command: string, what made it, with a button that copies it. Defaults to
-            `None`.
+        command: string, the command line that made it, shown with a button
+            that copies it. Defaults to `None`.
         headline: sequence of `Figure`, at most four. Defaults to none.
 
     Returns:
@@ -205,7 +205,7 @@ def page(title, sentence, sections, command=None, headline=()):
         f'<p class="result">{html.escape(sentence)}</p>',
     ]
     if command is not None:
-        # Lines break between words, not behind the dashes of a flag.
+        # Lines break between words, not after the dashes of a flag.
         words = re.sub(r"\S+", r"<span>\g<0></span>", html.escape(command))
         parts.append(
             f'<div class="command"><pre id="command">{words}'
@@ -252,7 +252,7 @@ def _headline(figures):
 
 
 def pairs(rows):
-    """A table of names and what each is, HTML."""
+    """HTML table of names and their values."""
     lines = ['<div class="wide pairs"><table>']
     for name, value in rows:
         lines.append(
@@ -263,14 +263,14 @@ def pairs(rows):
 
 
 def table(columns, rows, kind="stacked"):
-    """A table of texts, HTML.
+    """HTML table of texts.
 
     Args:
         columns: sequence of strings, their names.
         rows: iterable of sequences of strings.
-        kind: string, `"stacked"` for one whose rows become blocks where there
-            is little room, or `"numbers"` for one of few columns, all but the
-            first at the right. Defaults to `"stacked"`.
+        kind: string. Rows of `"stacked"` become blocks on a narrow screen;
+            `"numbers"` has few columns, all but the first aligned right.
+            Defaults to `"stacked"`.
     """
     names = [html.escape(name) for name in columns]
     heads = "".join(f'<th scope="col">{name}</th>' for name in names)
@@ -289,22 +289,22 @@ def table(columns, rows, kind="stacked"):
 
 
 def figure(svg, caption=""):
-    """A figure, HTML, of what `figures.svg` returned.
+    """HTML figure with a caption.
 
     Args:
-        svg: string.
-        caption: string, what it shows. Defaults to none.
+        svg: string, as `figures.svg` returns it.
+        caption: string. Defaults to none.
     """
     said = f"<figcaption>{html.escape(caption)}</figcaption>" * bool(caption)
     return f"<figure>{said}{safe_html.cleaned(svg)}</figure>"
 
 
 def beside(*parts):
-    """Parts of a page, HTML, side by side where there is room."""
+    """HTML with parts side by side, or stacked on a narrow screen."""
     columns = "".join(f"<div>{part}</div>" for part in parts)
     return f'<div class="beside">{columns}</div>'
 
 
 def folded(summary, body):
-    """HTML that is shown when it is asked for."""
+    """HTML that is hidden until its summary is clicked."""
     return f"<details><summary>{html.escape(summary)}</summary>{body}</details>"

@@ -13,22 +13,22 @@ _TEST, _TRAINING, _EPSILON = figures.BLUE, figures.ORANGE, figures.PURPLE
 def save_progress(
     path, rows, *, title, subtitle, metric, is_share, delta, budget=None
 ):
-    """Draws a metric above, and epsilon below, over the epochs.
+    """Saves a figure of a metric and, below it, epsilon by epoch.
 
     Args:
         path: `pathlib.Path`, the PNG file.
         rows: list of dicts with `epoch`, `epsilon`, and the metric of training
             and, with `val_` before its name, of the test split.
-        title: string, what was trained.
-        subtitle: string, what came out.
+        title: string, names data, optimizer and model.
+        subtitle: string, the result.
         metric: string, its name, such as `"accuracy"`.
         is_share: bool, whether the metric lies between 0 and 1.
-        delta: float, of the (epsilon, delta) shown.
+        delta: float, the delta of the epsilon shown.
         budget: float, the epsilon to keep, drawn as a line. Defaults to `None`.
     """
     epochs = [row["epoch"] for row in rows]
     with figures.style():
-        # As wide as a phone shows at a legible size.
+        # Narrow enough to be legible on a phone.
         canvas = figures.new(4.6, 5, title, dpi=200)
         upper, lower = canvas.subplots(2, 1, sharex=True, height_ratios=[3, 2])
         said = figures.subtitle(upper, textwrap.fill(subtitle, 48))
@@ -46,7 +46,7 @@ def save_progress(
             upper.yaxis.set_major_formatter(ticker.PercentFormatter(1.0))
         else:
             upper.set_yscale("log")
-        # Below both, where it hides no line.
+        # The legend is below both axes, where it hides no line.
         canvas.legend(
             frameon=False, loc="outside lower left", labelcolor=figures.INK
         )
@@ -76,7 +76,7 @@ def save_progress(
                 va="top",
                 color=figures.GREY,
             )
-        # Last: it ends the automatic choice of the upper limit, too.
+        # Set last: it also ends automatic scaling of the upper limit.
         lower.set_ylim(bottom=0)
         lower.set_ylabel(f"ε at δ = {delta:g}")
         lower.set_xlabel("epoch")

@@ -1,10 +1,10 @@
-"""Parts of a page that come from files, without what could run."""
+"""Removes scripts and external references from HTML."""
 
 import html
 import html.parser
 import re
 
-# What our figures and Markdown's tables and texts are made of.
+# Elements of our figures and of Markdown's tables and texts.
 _TAGS = frozenset(
     "svg g defs path use text tspan rect circle ellipse line polyline polygon "
     "clippath lineargradient stop image title desc style "
@@ -13,18 +13,18 @@ _TAGS = frozenset(
 )
 _SCHEMES = ("http", "https", "mailto")
 _PICTURE = "data:image/png;base64,"
-# A style that refers to nothing outside, and is no markup to any reader.
+# A style without external references and without characters of markup.
 _STYLE = re.compile(r"(?!.*(?:url\((?!\s*[\"']?#)|@|\\))[^<>&]*", re.DOTALL)
 
 
 def cleaned(text: str) -> str:
-    """Leaves of HTML or SVG what is shown, and nothing that runs or loads.
+    """Removes everything from HTML or SVG that could run or load.
 
-    Elements, attributes and addresses of other kinds than figures and tables
-    have are left out; scripts with what is in them.
+    Elements, attributes and addresses that figures and tables do not need are
+    removed; scripts together with their content.
 
     Args:
-        text: string, what is shown inside of a page.
+        text: string, a part of a page.
 
     Returns:
         string.
@@ -77,7 +77,7 @@ def _is_harmless(tag, name, value):
         return False
     if name not in ("href", "xlink:href", "src"):
         return _STYLE.fullmatch(value) or "url(" not in value.lower()
-    # Browsers ignore white space in an address.
+    # Browsers ignore white space in an address; so does this check.
     address = re.sub(r"[\s\x00-\x20]", "", value).lower()
     if tag != "a":
         return address.startswith(("#", _PICTURE))

@@ -1,1 +1,1 @@
-"""What programs read and write on a terminal."""
+"""Input and output of programs on a terminal."""

@@ -1,8 +1,8 @@
-"""Lengths of time in words."""
+"""Durations in words."""
 
 
 def text(seconds):
-    """A length of time in the two units that matter."""
+    """Formats a duration in its two largest units."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:

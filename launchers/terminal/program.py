@@ -1,9 +1,8 @@
-"""What all programs have in common: flags, help, short errors, exit codes.
+"""Common parts of all programs: flags, help, one-line errors, exit codes.
 
-A program returns 0, or 1 if something that it did has failed: a trial, or a
-claim that does not hold. It ends with 2 if it cannot do what it was asked for,
-after one line that says why and what would help, and with 130 if it was
-interrupted.
+The exit code is 0 for success; 1 if a trial failed or an audited claim does not
+hold; 2 if the program cannot do what it was asked for, after one line that says
+why and what would help; and 130 if it was interrupted.
 """
 
 import inspect
@@ -35,8 +34,8 @@ def run(main, read=None):
     Args:
         main: function without arguments that returns the exit code, or None.
         read: function that parses the command line, a list of strings, and
-            returns what are no flags, the program first. It raises `ValueError`
-            or `flags.Error`. Defaults to `None`.
+            returns the arguments that are not flags, the program first. It
+            raises `ValueError` or `flags.Error`. Defaults to `None`.
     """
     module = inspect.getmodule(main)
     if {"--help", "-help", "-h"}.intersection(sys.argv[1:]):
@@ -56,7 +55,7 @@ def run(main, read=None):
         return rest
 
     def owned(_):
-        # Whatever a program writes is its user's alone.
+        # Only the user may read the files that a program writes.
         os.umask(0o077)
         return ended(main)
 
@@ -64,7 +63,7 @@ def run(main, read=None):
 
 
 def ended(main):
-    """Runs a function, and tells of its errors in a line.
+    """Runs a function, and prints its error in one line.
 
     Args:
         main: function without arguments that returns an exit code, or None.
@@ -86,7 +85,7 @@ def ended(main):
 
 
 def _tell(error):
-    """Writes what is wrong to standard error, in one line."""
+    """Writes an error to standard error, in one line."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     text = lines[0].strip() if lines else ""
     expected = isinstance(
@@ -101,12 +100,12 @@ def _tell(error):
 
 
 def command(name):
-    """The command that runs this program again, a string."""
+    """The command line that runs this program again."""
     return shlex.join(["tf-dpsub", name, *sys.argv[1:]])
 
 
 def help_text(module):
-    """What a program does, by example, and its flags.
+    """The help of a program: its docstring and its flags.
 
     Args:
         module: the program's module.
@@ -130,7 +129,7 @@ def _default(flag):
 
 
 def _flags_of(module):
-    """Those that a module defines or imports, `--debug` last."""
+    """The flags that a module defines or imports, `--debug` last."""
     own = [*vars(module).values()]
     own += [v for part in own if inspect.ismodule(part) for v in _shared(part)]
     holders = {v.name: v for v in own if isinstance(v, flags.FlagHolder)}
@@ -139,5 +138,5 @@ def _flags_of(module):
 
 
 def _shared(module):
-    """Flags of the module for all programs with a config."""
+    """Contents of a module of flags that programs with a config share."""
     return vars(module).values() if module.__name__.endswith("_flag") else ()

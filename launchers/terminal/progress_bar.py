@@ -14,7 +14,7 @@ _WIDTH = 24
 
 
 class ProgressBar(keras.callbacks.Callback):
-    """A line for each epoch, with the time that is left and what is spent.
+    """Prints a line per epoch, with the ε spent and the time left.
 
     On a terminal, a bar over the whole run stays below.
 
@@ -46,7 +46,7 @@ class ProgressBar(keras.callbacks.Callback):
         now = time.monotonic()
         done = self._epoch + (batch + 1) / self.params["steps"]
         if self._began is None:
-            # Before the first step, it was traced.
+            # The first step includes tracing and is not timed.
             self._began, self._first = now, done
         if self._live and now - self._drawn > _SECONDS_BETWEEN_DRAWINGS:
             self._drawn = now
@@ -68,7 +68,7 @@ class ProgressBar(keras.callbacks.Callback):
             self._draw(epoch + 1)
 
     def _draw(self, done):
-        """Draws the bar, `done` epochs from the start of the run."""
+        """Draws the bar after `done` epochs, a float."""
         total = self.params["epochs"]
         filled = round(_WIDTH * done / total)
         bar = "━" * filled + "─" * (_WIDTH - filled)

@@ -1,4 +1,4 @@
-"""Silence of the libraries below Python."""
+"""Suppresses the log lines of TensorFlow's libraries."""
 
 import contextlib
 import os
@@ -12,23 +12,23 @@ _LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 
 
 def load_tensorflow():
-    """Loads TensorFlow, and lets it say no more than what is wrong."""
+    """Loads TensorFlow; afterwards it logs warnings and errors only."""
     logging.get_absl_handler().setFormatter(None)
     warnings.formatwarning = lambda text, *_: f"warning: {text}\n"
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
     with stderr_dropped():
         import tensorflow as tf
 
-        # The drivers of GPUs have messages of their own.
+        # GPU drivers print messages when devices are first listed.
         tf.config.list_physical_devices("GPU")
 
 
 @contextlib.contextmanager
 def stderr_dropped():
-    """Drops what is written to standard error, unless something is raised.
+    """Context that drops standard error, unless an exception is raised.
 
-    TensorFlow's libraries greet before they read the level of their logs.
-    `TF_CPP_MIN_LOG_LEVEL=0` in the environment lets all of it through.
+    TensorFlow's libraries print lines before they read their log level.
+    `TF_CPP_MIN_LOG_LEVEL=0` in the environment keeps all output.
     """
     os.environ.setdefault(_LEVEL, "2")
     if os.environ[_LEVEL] in ("0", "1"):

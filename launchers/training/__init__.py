@@ -1,1 +1,1 @@
-"""What programs with a training config share: the run, its parts, its files."""
+"""Training runs: their configs, objects and files."""

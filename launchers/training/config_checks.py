@@ -1,4 +1,4 @@
-"""What is told of a config before anything slow is loaded."""
+"""Checks of a config that need no TensorFlow."""
 
 import difflib
 import math
@@ -8,7 +8,7 @@ from tf_dpsub.configs import default
 
 
 def check(config):
-    """Checks what the library would not check, or only after a while.
+    """Checks fields that the library would check late, or not at all.
 
     Args:
         config: `ml_collections.ConfigDict`.
@@ -72,12 +72,12 @@ def check_data(config):
 
 
 def choose(choices, name, what):
-    """Looks a name up.
+    """Looks up a name.
 
     Args:
         choices: dict.
         name: string.
-        what: string, what it names, for the message.
+        what: string, the kind of thing it names, for the message.
 
     Returns:
         The value for `name`.

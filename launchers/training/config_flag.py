@@ -1,4 +1,4 @@
-"""What programs with a config have in common: its flag, and their output."""
+"""The flag `--config`, and the start of all programs that have it."""
 
 import difflib
 import os
@@ -21,7 +21,7 @@ _CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 
 
 def begin():
-    """Loads TensorFlow, quietly, and says what to train.
+    """Checks the config of the flags, and loads TensorFlow quietly.
 
     Returns:
         The `ml_collections.ConfigDict` of the flags.
@@ -37,14 +37,14 @@ def begin():
 
 
 def let_flags_decide(config, overridden):
-    """Lets a flag for the noise replace the file's epsilon, or the reverse.
+    """Resolves flags that replace the config's epsilon or noise multiplier.
 
     Args:
         config: `ml_collections.ConfigDict`, changed in place.
         overridden: collection of strings, fields given on the command line.
 
     Returns:
-        string, what does not hold any more; None if all does.
+        string, a note on the replaced field; None if none was replaced.
     """
     given = {"noise_multiplier", "epsilon"}.intersection(overridden)
     epsilon, noise_multiplier = config.epsilon, config.noise_multiplier
@@ -87,7 +87,7 @@ def _read(argv):
                     f"Expected --{holder.name}, such as "
                     f"--{holder.name}={example}, got none; see --help."
                 )
-        # What could not be read raises its error where it is touched.
+        # A config that could not be read raises its error on first access.
         lock = getattr(CONFIG.value, "lock", None)
         if not isinstance(CONFIG.value, ml_collections.ConfigDict):
             raise ValueError(
@@ -126,7 +126,7 @@ def _read(argv):
 
 
 def _place(error):
-    """Where a config has gone wrong, with a colon."""
+    """Line and file of an error in a config, followed by a colon."""
     if isinstance(error, SyntaxError):
         return f"line {error.lineno} of {error.filename}: "
     frame = traceback.extract_tb(error.__traceback__)[-1]
@@ -156,7 +156,7 @@ def with_own_configs(argv):
 
 
 def _close_config(named):
-    """What configs of the package have a name like this."""
+    """Hint that names configs of the package with a similar name."""
     known = [path.stem for path in _CONFIGS.rglob("[!_]*.py")]
     stem = pathlib.Path(named.strip("'")).stem
     close = difflib.get_close_matches(stem, known, n=1)
@@ -164,7 +164,7 @@ def _close_config(named):
 
 
 def unknown_field(error):
-    """Says in one line what an `AttributeError` of a config is about."""
+    """One-line message for an `AttributeError` of a config."""
     field = re.match(r"""'(?:\\'|Key ")?(\w+)(?:\\'|"|'$)""", str(error))
     if field is None:
         return f"The config file is wrong: {error}."

@@ -1,4 +1,4 @@
-"""What the planner makes of a training config."""
+"""Plans from training configs."""
 
 import copy
 
@@ -22,16 +22,15 @@ def plan_of(
 ):
     """Plans the run that a config describes, from public examples.
 
-    Formal guarantees: private examples are counted, and not looked at.
+    Formal guarantees: of the private examples, only their number is read.
 
     Args:
         config: `ml_collections.ConfigDict`. Its optimizer, clip and learning
-            rate are those of the simulated path; which method is best, the
-            plan says.
+            rate are those of the simulated run.
         labelled: string, which labelled examples stand for the private ones:
             `"public"`, those of the config, or `"test"`, the test split, which
             is taken to be public. Defaults to `"public"`.
-        most: int, how many of them. Defaults to `1000`.
+        most: int, the largest number of them. Defaults to `1000`.
         best_batch_size: bool, whether the plan chooses the batch size, instead
             of the config. Defaults to `False`.
         search: dict, arguments of `tf_dpsub.planning.SearchSpace` beside those
@@ -95,7 +94,7 @@ def plan_of(
             **(search or {}),
         ),
         simulation=planning.Simulation(
-            # Of a rate that does not fall: the training ends early.
+            # A constant rate: the simulation ends before a schedule would.
             optimizer=objects.inner_optimizer(_constant(config), 1),
             l2_norm_clip=config.l2_norm_clip,
             **(simulation or {}),

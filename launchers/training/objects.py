@@ -1,4 +1,4 @@
-"""What a training config names: data, model, optimizer, devices."""
+"""Objects that a training config names: data, model, optimizer, devices."""
 
 import functools
 import inspect
@@ -26,9 +26,9 @@ _PRIVATE_OPTIMIZERS = {
     for name in optimizers.__all__
     if name != "PrivateOptimizer"
 }
-# Examples whose gradients recorders look at.
+# Number of examples whose gradients recorders use.
 _LOOKED_AT = 1000
-# Models whose targets are texts.
+# Models that generate text: their targets are texts.
 _WRITERS = ("gpt2",)
 _SUBSPACES = ("FixedSubspace", "PublicSubspace", "RandomSubspace")
 _INNER_OPTIMIZERS = {
@@ -90,7 +90,7 @@ def dataset(config):
 
 @functools.lru_cache(maxsize=1)
 def _load(*args, **kwargs):
-    """Loads data: runs that follow each other in a process often share it."""
+    """Loads data, cached: successive runs in a process often share it."""
     return data.load(*args, **kwargs)
 
 
@@ -186,7 +186,7 @@ def with_recipe(config, examples):
 
 
 def _load_weights(model, path):
-    """Gives a model the weights of one like it that Keras saved as a whole."""
+    """Loads the weights of a saved Keras model into one like it."""
     try:
         model.set_weights(
             keras.models.load_model(path, compile=False).get_weights()
@@ -200,7 +200,7 @@ def _load_weights(model, path):
 
 
 def subspace(config, loaded):
-    """Makes the subspace that a config names; None where it names none.
+    """Makes the subspace that a config names; None if it names none.
 
     Args:
         config: `ml_collections.ConfigDict`.
@@ -233,7 +233,7 @@ def _fixed_subspace(basis, rank, **kwargs):
 
 
 def public_examples(config, loaded):
-    """What a public subspace is found from, as a config says.
+    """The public examples that a config names for its subspace.
 
     Args:
         config: `ml_collections.ConfigDict`.
@@ -263,7 +263,7 @@ def public_examples(config, loaded):
 
 
 def inner_optimizer(config, steps):
-    """Makes the optimizer that is to be private.
+    """Makes the inner optimizer.
 
     Args:
         config: `ml_collections.ConfigDict`.
@@ -333,7 +333,7 @@ def private_optimizer(config, batches, subspace=None):
 
 
 def _subspace_arguments(config, mechanism, subspace, batches):
-    """Arguments of the mechanisms that work in a subspace."""
+    """Arguments for a mechanism that works in a subspace."""
     known = inspect.signature(mechanism).parameters
     if ("subspace" in known) != (subspace is not None):
         needed = "a subspace" if subspace is None else "no subspace"
@@ -354,10 +354,10 @@ def _subspace_arguments(config, mechanism, subspace, batches):
 
 
 def _noise_multiplier_for(effective, make):
-    """The noise multiplier with which a mechanism has an effective one.
+    """The noise multiplier that gives a mechanism an effective one.
 
-    A mechanism with several releases a step needs more on each of them. It is
-    in proportion, unless one of them has noise of its own.
+    A mechanism with several releases per step needs more noise on each. The two
+    are proportional, unless one release has a fixed noise multiplier.
     """
 
     def missing(noise_multiplier):
@@ -375,16 +375,16 @@ def _noise_multiplier_for(effective, make):
     proportional = effective / make(1.0).effective_noise_multiplier
     if abs(missing(proportional)) < 1e-9 * effective:
         return proportional
-    # What is spent on several releases is more than what is spent on one.
+    # Several releases need at least the noise of a single one.
     found = optimize.brentq(missing, effective, largest, rtol=1e-9)
     return found * (1 + 1e-8)
 
 
 def recorders(config, folder, loaded):
-    """Makes the callbacks that a config names, which look at gradients.
+    """Makes the gradient recorders that a config names.
 
-    They look at 1,000 examples: of the test split, which is taken to be public,
-    or of the private ones, if they say so by their names.
+    They use 1,000 examples: of the test split, which is taken to be public, or
+    private ones, where the name of the recorder says so.
 
     Args:
         config: `ml_collections.ConfigDict`.

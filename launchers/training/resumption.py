@@ -1,4 +1,4 @@
-"""What a run must find again to go on: its ledger, and the same data."""
+"""Conditions for resuming a run: its ledger and the same data."""
 
 import hashlib
 import json
@@ -8,12 +8,12 @@ from keras import tree
 
 from tf_dpsub.launchers.training import run_directory
 
-# Rows of the inputs that stand for all; of the labels all count.
+# Number of input rows in the digest; it contains all labels.
 _ROWS = 4096
 
 
 def described(x, y):
-    """What private data are compared by.
+    """Digest of private data, to compare them between runs.
 
     Formal guarantees: the digest tells whether a guess of the data is right. It
     is private, as the data are: a run keeps it in a file that its owner alone
@@ -47,7 +47,7 @@ def described(x, y):
 
 
 def begin(directory, ledger, data):
-    """Writes what a run is held to, before anything else of it.
+    """Writes the ledger and the data's digest, the first files of a run.
 
     Args:
         directory: `RunDirectory`, of a run that has not begun.
@@ -59,7 +59,7 @@ def begin(directory, ledger, data):
 
 
 def require_same(directory, ledger, data):
-    """Refuses to go on without the ledger, or with other data.
+    """Checks that a run is resumed with its ledger and the same data.
 
     Args: as `begin`, of a run that may have begun.
 
@@ -77,7 +77,7 @@ def require_same(directory, ledger, data):
         )
     there = {"examples": entry.examples for entry in ledger.entries}
     file = directory.path / run_directory.DATA
-    # Runs of earlier versions have none.
+    # Runs of earlier versions have no digest.
     if file.exists():
         there |= json.loads(file.read_text("utf-8"))
     changes = [
@@ -96,12 +96,12 @@ def require_same(directory, ledger, data):
 
 
 def require_counted(ledger, steps: int, what):
-    """Refuses a ledger that has lost steps.
+    """Checks that a ledger has not lost steps.
 
     Args:
         ledger: `tf_dpsub.accounting.PrivacyLedger` of the run.
-        steps: int, how many were taken at least.
-        what: string or path, what says so.
+        steps: int, number of steps taken at least.
+        what: string or path, the evidence, for the message.
 
     Raises:
         ValueError: if the ledger has fewer.

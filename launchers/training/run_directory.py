@@ -10,7 +10,7 @@ import shutil
 from tf_dpsub import accounting, files
 from tf_dpsub.configs import default
 
-# A folder in the directory, and what is there before anything else.
+# The folder of checkpoints, and the first files of a run.
 CHECKPOINTS = "checkpoint"
 LEDGER, DATA = "ledger.json", "data.json"
 
@@ -33,14 +33,14 @@ def json_number(value):
 
 
 def require_own(path, name):
-    """Refuses a directory that holds files of another program.
+    """Checks that a directory is new, empty, or of this program.
 
     Args:
         path: string or path-like, a workdir.
-        name: string, a file or folder that the program itself leaves there.
+        name: string, a file or folder that the program itself writes there.
 
     Raises:
-        ValueError: if it does, or is a file.
+        ValueError: if it holds other files, or is a file.
     """
     path = pathlib.Path(path)
     if path.exists() and not path.is_dir():
@@ -57,7 +57,7 @@ def _is_taken(path):
 
 
 def _never_began(path):
-    """Whether a run was killed there before its config was written."""
+    """Returns whether a run was killed there before it wrote its config."""
     if {p.name for p in files.complete(path)} - {LEDGER, DATA}:
         return False
     try:
@@ -67,16 +67,16 @@ def _never_began(path):
 
 
 class RunDirectory:
-    """Where a run keeps its files, which belong to it alone.
+    """The directory of one run's files.
 
-    As a context it keeps other processes from resuming the same run. Files are
-    replaced as a whole, so that whatever stops a program leaves complete ones;
-    `result.json` is the last of them, and says that the run is finished.
+    Its context locks the directory: no other process can resume the same run.
+    Files are replaced as a whole, so a killed program leaves complete files.
+    `result.json` is written last: a run with it is finished.
 
     Args:
         path: string or path-like, the directory. It is made when the run
             begins.
-        config: dict that JSON can hold: what the run is made of.
+        config: dict that JSON can hold, the fields of the config.
         resume: bool, whether to go on with the run that the directory holds,
             if it holds one. Defaults to `False`.
         writes: bool. Of several workers, which share the directory, the chief
@@ -111,7 +111,7 @@ class RunDirectory:
                 f"holds {state}. Name another one, or go on with --resume."
             )
         held = json.loads((self.path / "config.json").read_text("utf-8"))
-        # A field that came later had its default.
+        # A field that was added later had its default.
         defaults = json_fields(default.get_config())
         for name in self._config.keys() & defaults.keys() - held.keys():
             held[name] = defaults[name]
@@ -138,7 +138,7 @@ class RunDirectory:
             os.close(self._lock)
 
     def begin(self, write_first=None):
-        """Makes the directory the run's own, unless it is.
+        """Creates the directory and writes the config, if not done before.
 
         Args:
             write_first: function without arguments, called before the config is
@@ -174,25 +174,25 @@ class RunDirectory:
             files.remove_incomplete(folder)
 
     def result(self):
-        """What `result.json` says; None if the run is not finished."""
+        """Content of `result.json`; None if the run is not finished."""
         file = self.path / "result.json"
         if not file.exists():
             return None
         return json.loads(file.read_text("utf-8"))
 
     def remove_checkpoints(self):
-        """Removes what a run that is finished does not need any more."""
+        """Removes the files that a finished run no longer needs."""
         if self.writes:
             (self.path / DATA).unlink(missing_ok=True)
             shutil.rmtree(self.path / CHECKPOINTS, ignore_errors=True)
 
     def write_text(self, name, text):
-        """Replaces a file by a text, as a whole."""
+        """Writes a text file, replacing it as a whole."""
         if not self.writes:
             return
         files.write_text(self.path / name, text)
 
     def write_json(self, name, value):
-        """Replaces a file by a value, as a whole."""
+        """Writes a JSON file, replacing it as a whole."""
         text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
         self.write_text(name, text + "\n")

@@ -1,4 +1,4 @@
-"""A callback that writes down how a run goes, so that it can be resumed."""
+"""A callback that records metrics and checkpoints of a run."""
 
 import copy
 import csv
@@ -15,7 +15,7 @@ from tf_dpsub import files
 from tf_dpsub.launchers.training import resumption, run_directory
 
 _CHECKPOINT = "epoch_{:06d}.weights.h5"
-# Bytes of a checkpoint beside the numbers, for each variable.
+# Bytes of a checkpoint per variable, in addition to its values.
 _OVERHEAD = 4096
 
 
@@ -27,12 +27,12 @@ class RunRecorder(keras.callbacks.Callback):
     covers them.
 
     Args:
-        directory: `RunDirectory`, which is the run's own once training begins.
-        data: dict, what the private data are compared by.
+        directory: `RunDirectory`; training begins it.
+        data: dict, the digest of the private data.
 
     Attributes:
         rows: list of dicts, the logs of all epochs so far.
-        epochs: int, number of epochs that the latest checkpoint has seen.
+        epochs: int, number of epochs before the latest checkpoint.
     """
 
     def __init__(self, directory, data):
@@ -47,7 +47,7 @@ class RunRecorder(keras.callbacks.Callback):
 
     @property
     def step_seconds(self):
-        """Median time of a step in this process; None without any.
+        """Median time of a step in this process; None if none ran.
 
         The first execution, which traces the step, only counts if it is alone.
         """
@@ -55,11 +55,11 @@ class RunRecorder(keras.callbacks.Callback):
         return statistics.median(times) if times else None
 
     def restore(self, model, steps_per_epoch):
-        """Takes up the state that the latest checkpoint holds, if any.
+        """Restores the model from the latest checkpoint, if there is one.
 
         Args:
-            model: compiled `tf_dpsub.PrivateModel`. Its ledger is left as it
-                is: the file has been ahead of the checkpoint all the time.
+            model: compiled `tf_dpsub.PrivateModel`. Its ledger is kept: the
+                file is never behind the checkpoint.
             steps_per_epoch: int.
 
         Raises:
@@ -81,11 +81,11 @@ class RunRecorder(keras.callbacks.Callback):
                 f"{checkpoint}, got {len(rows)}. Restore it."
             )
         model.optimizer.build_for(model)
-        # In memory: nothing is written before all is known to fit.
+        # A copy in memory: nothing is written before all checks have passed.
         model.ledger = copy.copy(ledger)
         try:
             with warnings.catch_warnings():
-                # Keras warns of weights that it leaves as they are.
+                # Keras only warns of weights that it does not load.
                 warnings.simplefilter("error", UserWarning)
                 model.load_weights(checkpoint)
         except (ValueError, OSError, KeyError, UserWarning) as error:
@@ -143,7 +143,7 @@ class RunRecorder(keras.callbacks.Callback):
 
 
 def _read(metrics):
-    """The rows of a file of metrics; none if there is no file."""
+    """Rows of the file of metrics; empty if there is none."""
     if not metrics.exists():
         return []
     table = csv.DictReader(io.StringIO(metrics.read_text("utf-8")))
@@ -160,7 +160,7 @@ def _read(metrics):
 
 
 def _require_room(path, model):
-    """Lets the system say that a disk is full: HDF5 dies of it."""
+    """Allocates the file before it is written: HDF5 crashes on a full disk."""
     variables = [*model.variables, *model.optimizer.variables]
     size = sum(v.value.dtype.size * math.prod(v.shape) for v in variables)
     with open(path, "wb") as file:

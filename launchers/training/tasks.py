@@ -1,4 +1,4 @@
-"""What is learned from a data set: labels, or responses to prompts."""
+"""Tasks: classification, and generation of responses to prompts."""
 
 import abc
 import csv
@@ -10,7 +10,7 @@ import numpy as np
 
 from tf_dpsub import extras
 
-# Targets that no loss and no metric counts.
+# Target of tokens that losses and metrics ignore.
 _IGNORED = -1
 
 
@@ -20,25 +20,24 @@ def of(loaded):
 
 
 class Task(abc.ABC):
-    """What is measured of a model, and how.
+    """Loss and metrics of a task.
 
     Attributes:
-        evaluation_batch: int, examples at a time; the result does not depend on
-            it.
-        metric: string, the name of the metric that shows how a run goes.
+        evaluation_batch: int, examples at a time, without effect on results.
+        metric: string, the name of the main metric.
         is_share: bool, whether it lies between 0 and 1.
     """
 
     @abc.abstractmethod
     def loss(self):
-        """The loss of an example, for `compile`."""
+        """The loss for `compile`."""
 
     @abc.abstractmethod
     def metrics(self):
-        """Metrics for `compile`."""
+        """The metrics for `compile`."""
 
     def last_result(self, model, loaded, directory):
-        """What is measured once, of the model that is trained.
+        """Measures the trained model once, at the end of the run.
 
         Args:
             model: plain `keras.Model`, with its preprocessor if it has one.
@@ -52,7 +51,7 @@ class Task(abc.ABC):
 
 
 class Classification(Task):
-    """To tell the class of an input."""
+    """Predicts the class of an input."""
 
     evaluation_batch = 1000
     metric = "accuracy"
@@ -66,19 +65,19 @@ class Classification(Task):
 
 
 class Generation(Task):
-    """To write the response to a prompt, token by token.
+    """Generates the response to a prompt, token by token.
 
     The loss of an example is the mean over the tokens of its response;
     perplexity is over all tokens of all examples alike.
     """
 
-    # Logits are tokens times words.
+    # Small, since each token has logits for the whole vocabulary.
     evaluation_batch = 32
     metric = "perplexity"
     is_share = False
 
     def __init__(self):
-        # Used after training alone, but missed before it.
+        # BLEU is computed after training, but a missing package raises before.
         self._sacrebleu = extras.require("sacrebleu", "nlp")
 
     def loss(self):
@@ -92,7 +91,7 @@ class Generation(Task):
     def last_result(self, model, loaded, directory):
         """Writes `responses.csv`, and measures BLEU against all references.
 
-        Responses are the likeliest tokens, one after the other.
+        Decoding is greedy.
 
         Reference:
             - [Post, 2018](https://arxiv.org/abs/1804.08771)
@@ -115,7 +114,7 @@ class Generation(Task):
         responses = []
         for k in range(0, len(prompts), self.evaluation_batch):
             part = prompts[k : k + self.evaluation_batch]
-            # Of one shape, for which it is compiled.
+            # Padded to a full batch: `generate` is compiled for one shape.
             full = part + part[-1:] * (self.evaluation_batch - len(part))
             written = model.generate(full, strip_prompt=True)
             responses += written[: len(part)]
@@ -144,7 +143,7 @@ class Perplexity(keras.metrics.Mean):
 
 
 def summary(result):
-    """How good the model of a `result.json` is, in a few words."""
+    """Accuracy, or perplexity and BLEU, of a `result.json` in words."""
     if "test_accuracy" in result:
         return f"test accuracy {result['test_accuracy']:.2f}"
     return (

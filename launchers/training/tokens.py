@@ -1,4 +1,4 @@
-"""Texts of a data set as the tokens of a model, kept on disk."""
+"""Tokenized data sets, cached on disk."""
 
 import dataclasses
 import hashlib
@@ -11,25 +11,25 @@ import numpy as np
 from tf_dpsub import files
 from tf_dpsub.launchers.training import tasks
 
-# Texts at a time.
+# Number of texts tokenized at a time.
 _CHUNK = 4096
-# Beside the inputs of a model that writes.
+# Key of the targets of a model that generates text.
 _TARGETS = "targets"
 
 
 def tokenized(loaded, model):
-    """A data set of texts, as the inputs of a model of texts.
+    """Tokenizes a data set of texts for a model.
 
-    Tokens are kept in the user's cache folder, which others cannot read, and
-    read from there when the same texts meet the same tokenizer again.
+    Tokens are cached in the user's cache folder, which others cannot read, and
+    reused for the same texts and tokenizer.
 
     Args:
         loaded: `tf_dpsub.data.Dataset`.
         model: `keras.Model`, with a keras_hub preprocessor for texts.
 
     Returns:
-        A `tf_dpsub.data.Dataset` whose inputs are dicts of arrays, and whose
-        targets, if they are texts, tokens; `loaded` if it holds no texts.
+        A `tf_dpsub.data.Dataset` whose inputs are dicts of arrays; targets that
+        are texts become tokens. `loaded` itself if it holds no texts.
 
     Raises:
         ValueError: if the model takes no texts.
@@ -56,13 +56,13 @@ def tokenized(loaded, model):
 
 
 def _tokens(texts, preprocessor, is_generation):
-    """A dict of arrays, from texts or pairs of them."""
+    """Dict of arrays of tokens, from texts or pairs of texts."""
     key = _key(texts, preprocessor, is_generation)
     path = _cache_folder() / f"{key}.npz"
     if path.is_file():
         with np.load(path) as file:
             return dict(file)
-    # None of them still tells what tokens are like.
+    # Without texts, an empty one gives the names and shapes of arrays.
     some = texts if len(texts) else np.full((1, *texts.shape[1:]), "", object)
     chunks = [
         _chunk(part, preprocessor, is_generation)
@@ -86,7 +86,7 @@ def _chunk(texts, preprocessor, is_generation):
         targets = tasks.masked_targets(targets, weights)
         inputs = {**inputs, _TARGETS: targets}
     elif texts.ndim == 2:
-        # A tuple alone would be taken for inputs and labels.
+        # Without y, a tuple would be taken for inputs and labels.
         inputs = preprocessor(tuple(map(list, texts.T)), y=None)
     else:
         inputs = preprocessor(list(texts))
@@ -99,14 +99,14 @@ def _cache_folder():
 
 
 def _without_names(config):
-    """A config without the names that Keras counts up."""
+    """A config without the names that Keras numbers automatically."""
     if not isinstance(config, dict):
         return config
     return {k: _without_names(v) for k, v in config.items() if k != "name"}
 
 
 def _key(texts, preprocessor, is_generation):
-    """A digest of the texts and of all that makes tokens of them."""
+    """Digest of the texts and of all settings of the tokenizer."""
     tokenizer = preprocessor.tokenizer
     settings = {
         "type": type(preprocessor).__name__,

@@ -1,4 +1,4 @@
-"""Which parts of a model a config trains, and how."""
+"""Selects and prepares the parts of a model that a config trains."""
 
 import re
 
@@ -32,7 +32,7 @@ def prepare(model, config):
 
 
 def _with_weights(model):
-    """Layers with weights and without layers inside of them."""
+    """Layers that have weights and no sublayers."""
     return [
         layer
         for layer in model._flatten_layers()

@@ -1,4 +1,4 @@
-"""One private training run: from its config to the files it leaves."""
+"""One private training run, from its config to its files."""
 
 import importlib.util
 import math
@@ -49,12 +49,11 @@ def train(config, workdir, resume=False, results_only=False, command=None):
         config: `ml_collections.ConfigDict` with the fields of
             `configs/default.py`.
         workdir: string or path-like, directory for the files of the run.
-        resume: bool, whether to go on with the run in `workdir`, if there is
-            one. Defaults to `False`.
-        results_only: bool, whether to leave out what is made to be looked at
-            or used: `model.keras`, `progress.png`, `report.html` and
-            `tensorboard/`. Defaults to `False`.
-        command: string, what made the run, for the report. Defaults to `None`.
+        resume: bool, whether to resume the run in `workdir`, if there is one.
+            Defaults to `False`.
+        results_only: bool, whether to write no `model.keras`, `progress.png`,
+            `report.html` and `tensorboard/`. Defaults to `False`.
+        command: string, the command line, for the report. Defaults to `None`.
 
     Returns:
         dict, the content of `result.json`.
@@ -64,7 +63,7 @@ def train(config, workdir, resume=False, results_only=False, command=None):
     """
     config_checks.check(config)
     fields = run_directory.json_fields(config)
-    # Before anything else of TensorFlow, if there are several workers.
+    # With several workers, this must come before any other TensorFlow call.
     strategy = objects.strategy(config)
     workers.require_agreement(strategy, fields)
     is_chief = strategy.extended.should_checkpoint
@@ -84,7 +83,7 @@ def train(config, workdir, resume=False, results_only=False, command=None):
 
 
 def _complete_files(directory, results_only):
-    """Does what comes after the result, where a run was killed in between."""
+    """Writes the report and removes checkpoints, after `result.json`."""
     page = directory.path / folder_page.FILE
     if directory.writes and not results_only and not page.exists():
         folder_page.write(directory.path)
@@ -92,7 +91,7 @@ def _complete_files(directory, results_only):
 
 
 def announce(config, workdir, resume=False):
-    """Says what `train` would do, and measures a step; trains nothing.
+    """Prints what `train` would do, and measures a step; trains nothing.
 
     Formal guarantees: nothing is released. The steps that are measured are on
     test examples, which are taken to be public.
@@ -119,7 +118,7 @@ def announce(config, workdir, resume=False):
 
 
 def summary(result):
-    """The line that says how good and how private a result is."""
+    """One line with the accuracy and the privacy of a result."""
     epsilon = round_up(result["epsilon"], decimals=2)
     return (
         f"{tasks.summary(result)} at (ε = {epsilon}, δ = {result['delta']:g}), "
@@ -128,7 +127,7 @@ def summary(result):
 
 
 def devices():
-    """Names of the devices that are there: all GPUs, or else the CPU."""
+    """Names of all GPUs, or of the CPU if there are none."""
     gpus = tf.config.list_physical_devices("GPU")
     if not gpus:
         return [f"CPU ({len(os.sched_getaffinity(0))} cores)"]
@@ -140,7 +139,7 @@ def devices():
 
 
 class _Run:
-    """A run that has been set up, at the epoch of its latest checkpoint."""
+    """A run, restored from its latest checkpoint if there is one."""
 
     def __init__(self, config, strategy, directory, results_only):
         self._directory = directory
@@ -154,7 +153,7 @@ class _Run:
             plain = objects.plain_model(config, loaded)
         self._task = tasks.of(loaded)
         self._loaded, self._data = loaded, tokens.tokenized(loaded, plain)
-        # Inputs are tokens from here on; the model that is saved takes texts.
+        # Inputs are tokens from here on; the saved model takes texts again.
         self._preprocessor = getattr(plain, "preprocessor", None)
         if self._preprocessor is not None:
             plain.preprocessor = None
@@ -196,7 +195,7 @@ class _Run:
             )
 
     def _check_that_workers_agree(self, strategy):
-        """Refuses to begin where one of several workers would wait forever."""
+        """Raises if workers disagree: one of them would wait forever."""
         own = np.array([self._recorder.epochs, self._model.ledger.steps])
         total = strategy.reduce(
             "SUM", strategy.run(lambda: tf.constant(own)), axis=None
@@ -210,7 +209,7 @@ class _Run:
             )
 
     def complete(self, command):
-        """Trains what is left, and writes all files; returns the result."""
+        """Trains the remaining epochs, writes all files, returns the result."""
         epochs = self._last_epoch()
         self._announce(epochs)
         interruptions.check()
@@ -226,7 +225,7 @@ class _Run:
         return self._write_result(command)
 
     def announce(self):
-        """Says what is left to do, and what it will cost."""
+        """Prints the remaining work, with its time and memory."""
         epochs = self._last_epoch()
         self._announce(epochs)
         steps = (epochs - self._recorder.epochs) * self._batches.steps_per_epoch
@@ -243,10 +242,10 @@ class _Run:
             )
 
     def _last_epoch(self):
-        """The epoch up to which the budget lasts.
+        """The last epoch that the budget allows.
 
-        A run that was interrupted ends sooner, by what was spent in vain; a
-        new one is refused.
+        An interrupted run ends sooner, since its lost steps count as spent. For
+        a new run, a budget that is too small raises.
         """
         config, ledger = self._config, self._model.ledger
         if config.epsilon is None:
@@ -414,7 +413,7 @@ class _Run:
         )
 
     def _plain(self):
-        """The model that was trained, as it was before it was private."""
+        """The trained model as a plain Keras model."""
         plain = layers.merge(self._model.model)
         if self._preprocessor is not None:
             plain.preprocessor = self._preprocessor
@@ -474,7 +473,7 @@ def _has_tensorboard():
 
 
 def _peak_memory_mib():
-    """Peak memory of the process, and of each GPU, in MiB."""
+    """Peak memory of the process and of each GPU, in MiB."""
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
     gpus = [
         tf.config.experimental.get_memory_info(f"GPU:{i}")["peak"] / 2**20

@@ -1,1 +1,1 @@
-"""What runs trials of experiments and lays out what they came to."""
+"""Runs the trials of experiments; makes their tables and figures."""

@@ -42,7 +42,7 @@ def accuracy_against_epsilon(results, best=False):
         methods = list(dict.fromkeys(row.method for row in rows))
         for i, method in enumerate(methods):
             own = [row for row in rows if row.method == method]
-            # Beside each other: most methods share their ε.
+            # Methods are shifted apart: most of them share their ε.
             shift = _BESIDE ** (i - (len(methods) - 1) / 2)
             _points(
                 axes,
@@ -58,12 +58,12 @@ def accuracy_against_epsilon(results, best=False):
 
 
 def accuracy_against_setting(results, setting):
-    """Draws test accuracy by the value of a setting, beside DP-SGD's.
+    """Draws test accuracy by the value of a setting, with a baseline.
 
     Args:
         results: `results.Results`.
-        setting: string, the label that the trials differ in. Empty for those
-            of the method to compare with.
+        setting: string, the label that the trials differ in. Trials of the
+            baseline have an empty one.
 
     Returns:
         A `matplotlib.figure.Figure`.
@@ -266,7 +266,7 @@ def projection_errors(results):
 
 
 def projection_residuals(results):
-    """Draws what carriers miss of gradients, and stable ranks, by epoch.
+    """Draws the share of gradients outside the carriers, and stable ranks.
 
     Args:
         results: `results.Results`.
@@ -285,7 +285,7 @@ def projection_residuals(results):
     for row in rows:
         colour = COLOURS.get(row.method, figures.GREY)
         kept = row.outcomes[0].residuals
-        # Lines of one point are not seen.
+        # A line of one point would be invisible.
         is_point = len(kept) == 1
         for name, (style, marker, text) in named.items():
             grid[0].plot(
@@ -313,7 +313,7 @@ def projection_residuals(results):
 
 
 def spectra(results):
-    """Draws the eigenvalues of gradients over their order, both logarithmic.
+    """Draws the eigenvalues of gradients by rank, on logarithmic axes.
 
     Args:
         results: `results.Results`.
@@ -350,7 +350,7 @@ def spectra(results):
 
 
 def _panels(results, label, rows=None):
-    """Rows by the value of a label; all in one panel where it is missing."""
+    """Groups rows by the value of a label; one group without the label."""
     rows = results.rows if rows is None else rows
     panels = {}
     for row in rows:
@@ -450,7 +450,7 @@ def _mean_and_range(axes, curves, name, colour):
 
 
 def _mark_start(axes, rows):
-    """Marks the epoch from which methods project that begin as DP-SGD."""
+    """Marks the epoch at which methods that begin as DP-SGD project."""
     starts = {row.outcomes[0].trial.config.start_epoch for row in rows}
     for start in sorted(starts - {1}):
         axes.axvline(start - 0.5, color=figures.GREY, linewidth=1, ls=":")
@@ -473,7 +473,7 @@ def _line_name(row, line):
 
 
 def _line_colours(rows, line):
-    """A method's own colour, or shades by the value of another label."""
+    """Colours of lines: those of methods, or shades by another label."""
     names = list(dict.fromkeys(_line_name(row, line) for row in rows))
     shaded = [name for name in names if name not in COLOURS]
     shades = colormaps["viridis"](np.linspace(0.1, 0.85, len(shaded)))
@@ -484,14 +484,14 @@ def _epsilon_axis(axes, rows):
     """A logarithmic axis with a tick at each ε that was reached."""
     axes.set_xscale("log")
     reached = sorted({row.epsilon("rdp") for row in rows})
-    # Ticks closer than a few percent would lie on each other.
+    # Ticks closer than a few percent would overlap.
     ticks = [
         value
         for before, value in itertools.pairwise([0, *reached])
         if value > 1.08 * before
     ]
     axes.set_xticks(ticks, [f"{value:.2g}" for value in ticks])
-    # One ε alone is not drawn out over the whole axis.
+    # A single ε does not fill the whole axis.
     low, high = axes.get_xlim()
     axes.set_xlim(min(low, reached[0] / 1.5), max(high, 1.5 * reached[-1]))
     axes.xaxis.set_minor_locator(ticker.NullLocator())
@@ -522,7 +522,7 @@ def _legend(canvas, grid):
     for axes in grid:
         for handle, label in zip(*axes.get_legend_handles_labels()):
             known.setdefault(label, handle)
-    # What was measured, then the paper's points.
+    # Measured results first, then the paper's points.
     labels = sorted(known, key=lambda label: label.endswith(_PAPER))
     canvas.legend(
         [known[label] for label in labels],

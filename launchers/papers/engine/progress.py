@@ -1,4 +1,4 @@
-"""How far the trials of an experiment are."""
+"""Progress of the trials of an experiment."""
 
 import collections
 import shutil
@@ -13,14 +13,14 @@ _SECONDS_BETWEEN_LINES = 300
 
 
 class Progress:
-    """Says after each trial how it went and how much time is left.
+    """Prints a line after each trial: its result and the time left.
 
-    On a terminal, a line that follows the epochs stays below.
+    On a terminal, a live line below shows the epochs of running trials.
 
     Args:
         runner: `runner.Runner`, before it runs.
         folder: `pathlib.Path`, with one folder for each trial.
-        total: int, number of trials, those included that had been finished.
+        total: int, number of trials, including those finished earlier.
     """
 
     def __init__(self, runner, folder, total):
@@ -39,7 +39,7 @@ class Progress:
 
         Args:
             ended: `runner.Finished`.
-            summary: string, what the trial came to, if it went well.
+            summary: string, the result of the trial, if it succeeded.
         """
         self._done += 1
         trial = ended.trial
@@ -53,7 +53,7 @@ class Progress:
         )
 
     def look(self):
-        """Prints how far the trials are that run, now and then."""
+        """Prints the epochs of running trials, at most every few minutes."""
         if not self._runner.running:
             return
         running = ", ".join(
@@ -76,7 +76,7 @@ class Progress:
         return results.epochs_done(self._folder / name)
 
     def _left(self):
-        """The time that is left, once some trial tells how long they take."""
+        """Text with the time left, estimated from the epochs so far."""
         known = {m: statistics.fmean(s) for m, s in self._seconds.items() if s}
         now = time.monotonic()
         for name, began in self._runner.running.items():

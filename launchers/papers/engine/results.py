@@ -16,19 +16,20 @@ from tf_dpsub.launchers.training.run_directory import json_number
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a finished trial came to.
+    """The result of a finished trial.
 
     Attributes:
         trial: `trials.Trial`.
         accuracy: float, on the test split, after the last epoch.
-        epsilon: dict from the name of an accountant to what was spent.
+        epsilon: dict from the name of an accountant to the spent epsilon.
         curve: list of dicts with `epoch`, `val_accuracy` and `epsilon`.
         result: dict, the content of `result.json`.
         projection_errors: dict from epochs to the projection error of all
-            groups together; empty where it was not recorded.
-        spectra: dict from epochs to arrays of eigenvalues; likewise.
-        residuals: dict from epochs to dicts of what was recorded of kernels, by
-            its name the mean over them; likewise.
+            groups together; empty if not recorded.
+        spectra: dict from epochs to arrays of eigenvalues; empty if not
+            recorded.
+        residuals: dict from epochs to dicts from recorded quantities to their
+            means over kernels; empty if not recorded.
     """
 
     trial: trials.Trial
@@ -43,10 +44,10 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
-    """The finished seeds of one setting.
+    """One row of the table: the finished seeds of one setting.
 
     Attributes:
-        labels: dict, those of its trials.
+        labels: dict, the labels of its trials.
         outcomes: list of `Outcome`, at least one.
     """
 
@@ -92,7 +93,7 @@ class Row:
 
     @property
     def epochs(self):
-        """Epochs that ran, of the seed with the fewest."""
+        """Number of epochs that ran: the smallest among the seeds."""
         return min(o.result["epochs"] for o in self.outcomes)
 
     def epsilon(self, accountant):
@@ -145,12 +146,12 @@ class Results:
 
 
 def is_finished(folder):
-    """Whether a trial's folder holds its result."""
+    """Returns whether a trial's folder holds its result."""
     return (folder / "result.json").exists()
 
 
 def epochs_done(folder):
-    """Number of epochs that a trial has written down so far."""
+    """Number of epochs that a trial has recorded so far."""
     file = folder / "metrics.csv"
     if not file.exists():
         return 0
@@ -227,14 +228,14 @@ def _read_spectra(file):
 
 @functools.lru_cache(maxsize=None)
 def _epsilon(entries, delta, accountant):
-    """Epsilon of a ledger's entries: the same for all seeds of a setting."""
+    """Epsilon of a ledger's entries, cached: all seeds share it."""
     return accountants.composed_epsilon(
         [entry.event() for entry in entries], delta=delta, accountant=accountant
     )
 
 
 def as_json(results):
-    """All rows and trials as what JSON can hold."""
+    """All rows and trials as a dict that JSON can hold."""
     return {
         "experiment": results.experiment.name,
         "title": results.experiment.title,

@@ -14,19 +14,19 @@ import traceback
 from tf_dpsub import files
 from tf_dpsub.launchers.terminal import quiet
 
-# A step is finished before a process that was told to stop does so.
+# A process that is told to stop finishes its step first.
 _SECONDS_TO_STOP = 120
 _SECONDS_TO_LOOK = 2.0
 
 
 @dataclasses.dataclass(kw_only=True)
 class Finished:
-    """What became of a trial.
+    """The outcome of a trial.
 
     Attributes:
         trial: `trials.Trial`.
-        seconds: float, how long this process took.
-        error: string, one line; None if it went well.
+        seconds: float, time that this process spent on it.
+        error: string, one line; None if it succeeded.
     """
 
     trial: object
@@ -35,19 +35,19 @@ class Finished:
 
 
 class Runner:
-    """Runs trials, each in one of some processes that run many in turn.
+    """Runs trials in a pool of processes, one trial at a time in each.
 
-    As a context it stops its processes, whatever happens; what they have begun
-    can be resumed.
+    On leaving its context, it stops all processes; unfinished trials can be
+    resumed.
 
     Args:
         trials: list of `trials.Trial`, run in this order.
         folder: `pathlib.Path`; trial `t` runs in `folder / "trials" / t.name`
-            and writes what it says to `folder / "logs"`.
+            and its output goes to `folder / "logs"`.
         jobs: int, number of processes.
 
     Attributes:
-        running: dict from the trials that run to the time when they began.
+        running: dict from the names of running trials to their start times.
         waiting: list of the trials that have not begun.
         jobs: int, how many trials run at a time.
     """
@@ -103,7 +103,7 @@ class Runner:
 
 
 class _Worker:
-    """A process that runs one trial after the other."""
+    """A process that runs one trial after another."""
 
     def __init__(self, threads):
         # A forked process would inherit the state of TensorFlow's threads.
@@ -125,7 +125,7 @@ class _Worker:
         )
 
     def outcome(self):
-        """The error of the trial that has ended, or None."""
+        """Error message of the trial that has ended, or None."""
         self.trial = None
         try:
             return self.connection.recv()
@@ -150,21 +150,21 @@ class _Worker:
 
 
 def _threads(jobs):
-    """Threads of each process, so that all of them fill the cores."""
+    """Number of threads per process: the cores, divided among the jobs."""
     return max(1, len(os.sched_getaffinity(0)) // jobs)
 
 
 def _serve(connection, threads):
-    """Runs the trials that come, until the other end is closed."""
-    # The terminal sends its interrupt to all processes; the first one decides.
+    """Runs each trial received, until the connection is closed."""
+    # Ctrl-C reaches all processes; the parent alone reacts to it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _interrupt)
     threading.Thread(target=_stop_with_parent, daemon=True).start()
     sys.stdout.reconfigure(line_buffering=True)
     os.environ["OMP_NUM_THREADS"] = str(threads)
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
-    # TensorFlow may turn an interrupt into an error of the trial, so that its
-    # outcome is sent to an end that is closed.
+    # TensorFlow may turn an interrupt into an error of the trial; its outcome
+    # is then sent over a closed connection.
     with contextlib.suppress(EOFError, ConnectionError, KeyboardInterrupt):
         while True:
             config, folder, log = connection.recv()
@@ -182,12 +182,12 @@ def _stop_with_parent():
 
 
 def _run(config, folder, log, threads):
-    """Runs a trial; returns what went wrong in one line, or None."""
+    """Runs a trial; returns its error in one line, or None."""
     with _output_in(log):
         try:
             _train(config, folder, threads)
         except Exception as error:
-            # Whatever is wrong with a trial, the others go on.
+            # Any error ends this trial alone; the others continue.
             traceback.print_exc()
             first = (str(error).splitlines() or [""])[0]
             return f"{type(error).__name__}: {first}"
@@ -210,7 +210,7 @@ def _train(config, folder, threads):
 
 @contextlib.contextmanager
 def _output_in(log):
-    """Sends what this process writes to a file, TensorFlow's logs included."""
+    """Redirects all output, also that of TensorFlow's libraries, to a file."""
     with open(log, "ab", opener=files.opener) as file:
         kept = [os.dup(stream) for stream in (1, 2)]
         try:

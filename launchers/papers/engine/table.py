@@ -6,11 +6,11 @@ from tf_dpsub.accounting.statement import round_up
 
 
 def markdown(results, command):
-    """Lays out what the trials came to, beside the paper's figures.
+    """Formats the results beside the paper's accuracies.
 
     Args:
         results: `results.Results`.
-        command: string, what made them.
+        command: string, the command line that made them.
 
     Returns:
         A string of several lines.
@@ -72,7 +72,7 @@ def _notes(results):
 
 
 def _columns(results):
-    """Names of columns, each with the function that fills it."""
+    """Columns of the table: dict from names to functions of a row."""
     labels = {}
     for row in results.rows:
         labels |= dict.fromkeys(row.labels)
@@ -118,5 +118,5 @@ def _percent(share):
 
 
 def _epsilon(value):
-    # Upwards: what is said must not be less than what was spent.
+    # Rounded up: a printed ε must not be below the spent one.
     return round_up(value, digits=3) if math.isfinite(value) else "∞"

@@ -1,4 +1,4 @@
-"""What an experiment is made of."""
+"""Experiments and the trials that they consist of."""
 
 import copy
 import dataclasses
@@ -12,12 +12,12 @@ class Trial:
     """One training run of an experiment.
 
     Attributes:
-        name: string, also of its folder.
+        name: string, also the name of its folder.
         labels: dict from the columns of the table to strings or numbers. The
             trials with the same labels are seeds of one setting, a row.
-        config: `ml_collections.ConfigDict`, as `experiment.train` takes it.
+        config: `ml_collections.ConfigDict`, as `training_run.train` takes it.
         paper: float, the paper's test accuracy of this setting. Defaults to
-            `None`, where it gives none.
+            `None`: the paper gives none.
         paper_epsilon: float, the paper's epsilon. Defaults to `None`.
     """
 
@@ -29,21 +29,21 @@ class Trial:
 
     @property
     def method(self):
-        """What the row calls the method."""
+        """Name of the method."""
         return self.labels["method"]
 
     @property
     def setting(self):
-        """The labels as something to compare and to look up by."""
+        """The labels as a hashable key."""
         return tuple(self.labels.items())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """Trials, and how to look at them.
+    """A set of trials, with the figures to draw of them.
 
     Attributes:
-        name: string, also of its folder.
+        name: string, also the name of its folder.
         title: string, for tables and figures.
         trials: tuple of `Trial`, in the order in which they run: whole
             comparisons first.
@@ -73,10 +73,10 @@ class Experiment:
             )
 
     def shortened(self, fraction):
-        """The same experiment with a fraction of the epochs, at least one.
+        """Returns the same experiment with a fraction of the epochs.
 
-        Where a method begins in some epoch, or warms up for some steps, it does
-        so for the same share of the run.
+        At least one epoch runs. Start epochs and warm-up steps are shortened by
+        the same fraction.
 
         Args:
             fraction: float in (0, 1].
