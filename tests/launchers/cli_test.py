@@ -1,4 +1,4 @@
-"""The command `tf-dpsub` finds programs, and these tell what they do."""
+"""The command `tf-dpsub` finds programs, and their help is complete."""
 
 import importlib
 import re

@@ -1,4 +1,4 @@
-"""DP-PowerSGD: DP-SGD's release, of which the low-rank part is applied."""
+"""DP-PowerSGD: the low-rank part of DP-SGD's release is applied."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""Three ways to one eigenspace, which NumPy knows as well."""
+"""Three methods for an eigenspace, compared with NumPy."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from tf_dpsub.subspaces import eigenspaces, public_gradients
 from tf_dpsub.subspaces.groups import Group
 
 EXAMPLES, RANK = 30, 3
-# Two groups, of two variables and of one, which lie in between each other.
+# Two groups, of two variables and of one, which alternate.
 SIZES = [9, 14, 7]
 GROUPS = [Group("outer", (0, 2), 16), Group("inner", (1,), 14)]
 
@@ -27,7 +27,7 @@ EXACT = pytest.mark.parametrize("method", METHODS)
 
 
 class GivenGradients:
-    """Stands for `PublicGradients`: rows that are given, in chunks."""
+    """A fake of `PublicGradients` with given rows, in chunks."""
 
     def __init__(self, rows, chunks):
         size = -(-len(rows) // chunks)
@@ -64,7 +64,7 @@ def columns_of(matrix, group):
 
 
 def start(rank=RANK, seed=7):
-    """A basis to begin with, in blocks."""
+    """An initial basis, in blocks."""
     bases = []
     for group in GROUPS:
         basis = orthonormal(group.size, rank, seed).astype("float32")
@@ -96,7 +96,7 @@ def with_spectrum(*values, seed=0):
     return matrix
 
 
-# A gap after the third: what is behind it fades by 36 in each iteration.
+# A gap after the third: later directions shrink by 36 per iteration.
 GAP = with_spectrum(9, 7.5, 6, 1, 0.9, 0.8, 0.5, 0.1, 0.01)
 # Of sums of 30 and of 16, and of making it orthonormal, in the largest
 # eigenvalue against the gap of two.

@@ -43,7 +43,7 @@ def sizes(made):
 
 
 def check_partition(made, model):
-    """Each weight in one group, and sizes that are theirs."""
+    """Each weight is in one group, and sizes count the weights."""
     variables = model.trainable_variables
     indices = [k for group in made for k in group.indices]
     assert sorted(indices) == list(range(len(variables)))

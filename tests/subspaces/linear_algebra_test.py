@@ -1,4 +1,4 @@
-"""Bases are orthonormal and finite, whatever columns they are made of."""
+"""Bases are orthonormal and finite for any columns."""
 
 import numpy as np
 import pytest
@@ -72,12 +72,12 @@ def check_orthonormal(basis, error):
     off = basis.T @ basis - np.eye(basis.shape[1])
     assert np.abs(off).max() <= 1e-5
     assert np.linalg.norm(off) <= 2.0**-13
-    # What is reported is what is: mechanisms rest on it.
+    # The reported error is the true one: mechanisms rely on it.
     assert abs(error - np.linalg.norm(off)) < 1e-5
 
 
 def part_outside(basis, matrix):
-    """Relative norms of what is left of columns outside of a span."""
+    """Relative norms of the parts of columns outside a span."""
     basis = np.linalg.qr(basis)[0]
     matrix = np.float32(matrix).astype("float64")
     matrix = matrix / np.linalg.norm(matrix, axis=0)
@@ -165,7 +165,7 @@ def test_inverse_factor_makes_orthonormal():
 
 
 class TestProducts:
-    """Of matrices that are given in blocks of rows."""
+    """The functions, on matrices in blocks of rows."""
 
     def blocks(self, matrix):
         return [tf.constant(p) for p in np.split(matrix, [SPLIT])]

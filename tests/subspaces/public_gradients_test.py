@@ -85,7 +85,7 @@ class TestRows:
         assert chunks == -(-EXAMPLES // chunk_size)
         rows = found.reshape(-1, PARAMETERS)
         np.testing.assert_allclose(rows[:EXAMPLES], Y * X, rtol=1e-6)
-        # They would be counted twice.
+        # Rows of padding are zero: others would be counted twice.
         assert not rows[EXAMPLES:].any()
 
     def test_of_some_examples(self, linear):
@@ -127,7 +127,7 @@ class TestRows:
         )
 
     def test_too_large_rows_keep_their_direction(self, linear):
-        """Products of two of them would overflow."""
+        """Products of two such rows would overflow."""
         scales = np.float32(10.0) ** np.array([0, 11, 13, 15, 18, 18])
         x = X[:6] / np.linalg.norm(X[:6], axis=1, keepdims=True)
         found = PublicGradients(
@@ -219,12 +219,12 @@ class TestRandomLabels:
         classes = labels.argmax(-1) if kind == "one-hot" else labels.ravel()
         if kind == "one-hot":
             np.testing.assert_array_equal(labels.sum(-1), 1)
-        # All classes alike: five standard deviations of a share.
+        # All classes are equally likely: within five standard deviations.
         counts = np.unique(classes, return_counts=True)[1]
         share = 1 / max(2, outputs)
         deviation = np.sqrt(400 * share * (1 - share))
         assert np.abs(counts - 400 * share).max() < 5 * deviation
-        # Drawn anew by another key, and by that alone.
+        # Another key draws other labels; the same key draws the same.
         np.testing.assert_array_equal(labels, found.draw(KEY)["y"][0])
         assert np.any(labels != found.draw(KEY + 1)["y"][0].numpy())
 
@@ -249,7 +249,7 @@ class TestRandomLabels:
         ],
     )
     def test_regression_has_none(self, loss, shape):
-        """Labels 0 and 1 would be gradients of nothing that is trained."""
+        """Labels 0 and 1 would give gradients unlike those of training."""
         x = np.zeros((8, 2), "float32")
         model = network(loss, x, np.zeros(shape, "float32"), (*shape, 1)[1])
         with pytest.raises(ValueError, match="classifier.*Pass `y_public`"):

@@ -89,7 +89,7 @@ class TestBasis:
         )
         basis = refreshed(subspace)
         assert sum(subspace.ranks) == subspace.rank == 5
-        # In proportion to the roots of 5 and 7.
+        # In proportion to √5 and √7.
         assert subspace.ranks == [2, 3]
         check_orthonormal(basis)
         assert not basis[5:, :2].any() and not basis[:5, 2:].any()
@@ -110,7 +110,7 @@ class TestBasis:
         assert not basis[:5, :3].any() and not basis[5:, 3:].any()
 
     def test_labels_that_are_given_are_used(self):
-        """Those of 0 have no gradient: their inputs span nothing."""
+        """Examples with target 0 have no gradient: they span nothing."""
         x = np.eye(PARAMETERS, dtype="float32")[:4]
         y = np.array([[0], [3], [0], [2]], "float32")
         subspace = PublicSubspace(x, y, rank=2, method="gram")
@@ -223,7 +223,7 @@ class TestDifficultExamples:
 
 
 class Bases(keras.callbacks.Callback):
-    """Notes the basis of each step, and the weights that it was made at."""
+    """Records the basis of each step, and the weights it was computed at."""
 
     def __init__(self):
         super().__init__()
@@ -258,7 +258,7 @@ def still():
 
 
 def train(subspace, x=X, y=PRIVATE_LABELS, steps=4, plain=None, **arguments):
-    """Trains a classifier, and returns what `Bases` has noted."""
+    """Trains a classifier, and returns the records of `Bases`."""
     model = tf_dpsub.make_private(plain or classifier())
     model.compile(
         projected(subspace, **arguments),

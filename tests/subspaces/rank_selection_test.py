@@ -1,4 +1,4 @@
-"""A rank that public examples choose: those that did not make the basis."""
+"""Ranks chosen by held-out public examples."""
 
 import keras
 import numpy as np
@@ -43,7 +43,7 @@ ONES = np.ones((EXAMPLES, 1), "float32")
 # Private data.
 X = np.ones((100, PARAMETERS), "float32")
 Y = np.ones((100, 1), "float32")
-# What a row has along the five directions together, and half of it.
+# Energy of a row along the five directions together, and half of it.
 CLIP = 10.0
 
 
@@ -95,7 +95,7 @@ class TestChoice:
         assert chosen(public(), 100.0) == 1
 
     def test_grows_as_noise_falls(self):
-        """Directions of energies that fall: each has its price."""
+        """Directions of falling energies: noise costs the same in each."""
         energies = 0.5 ** np.arange(PARAMETERS)
         rows = _random.normal(size=(EXAMPLES, PARAMETERS)) + 1
         rows = (rows * energies**0.5).astype("float32")
@@ -179,7 +179,7 @@ class TestHeldOut:
     examples = np.float32(3) * np.eye(PARAMETERS, dtype="float32")[:10]
 
     def test_examples_of_the_basis_are_not_asked(self):
-        """They would show what they span to be worth any noise."""
+        """The examples of the basis would make it look worth any noise."""
         for held_out in (None, 2, 5):
             size = held_out or 2  # a fifth
             subspace = public(
@@ -260,7 +260,7 @@ class TestRuns:
             subspace.prepare(tf.constant(step))
         lines = [r.getMessage() for r in caplog.records]
         lines = [line for line in lines if "rank" in line]
-        # Once: it did not change.
+        # Logged once: it did not change.
         assert len(lines) == 1
         for part in ("Step 0", "rank 5 of at most 12", "energy", "noise"):
             assert part in lines[0]

@@ -1,22 +1,25 @@
-"""Batches that the user gives, in the form that a private step takes."""
+"""Converts batches from the user to the form that private steps take."""
 
 import tensorflow as tf
 from keras import tree
 
 
 def named(x, y=None, sample_weight=None):
+    """Dict of inputs `x`, targets `y` and weights `w`, without missing ones."""
     parts = {"x": x, "y": y, "w": sample_weight}
     return {name: part for name, part in parts.items() if part is not None}
 
 
 def padded(batch: dict, multiple: int, most: int | None = None):
-    """Adds `real`, and rows of zeros up to a multiple of a microbatch.
+    """Pads a batch with rows of zeros to a multiple of the microbatch size.
+
+    The key `real` is added: 1 for examples, 0 for padding.
 
     Args:
-        batch: dict of structures of tensors.
-        multiple: int, the size of a microbatch.
-        most: int, the most rows that a batch may have; more raise. Defaults
-            to `None`, any number.
+        batch: dict of structures of tensors, as `named` returns it.
+        multiple: int, the microbatch size.
+        most: int, the largest batch; larger ones raise when they run.
+            Defaults to `None`, no limit.
     """
     batch = tree.map_structure(tf.convert_to_tensor, batch)
     if "w" in batch:

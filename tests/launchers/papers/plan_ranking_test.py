@@ -1,4 +1,4 @@
-"""Pairs of methods: who is compared with whom, and who was right."""
+"""Pairs of methods: which are compared, and which were planned right."""
 
 import json
 
@@ -100,7 +100,7 @@ def test_study(tmp_path, capsys):
     pairs = json.loads((folder / "pairs.json").read_text("utf-8"))
     ((_, both),) = pairs.items()
     assert 0 <= both["planned"]["PDP-SGD 8"] <= 1
-    # Nothing is planned twice.
+    # No setting is planned twice.
     study.run(folder, study.points(), **arguments)
     assert "planning" not in capsys.readouterr().out
 

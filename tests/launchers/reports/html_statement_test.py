@@ -1,4 +1,4 @@
-"""A privacy statement on a page has every word of it, and its parts."""
+"""The HTML of a privacy statement keeps its words and its parts."""
 
 import dataclasses
 import html

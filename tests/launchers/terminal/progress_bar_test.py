@@ -1,4 +1,4 @@
-"""A run tells how far it is, how much is spent, and how long it will take."""
+"""The progress bar: epochs, spent budget and time left."""
 
 import re
 
@@ -14,7 +14,7 @@ EPOCHS = 3
 
 
 def trained(bar, epochs=EPOCHS, noise_multiplier=4.0):
-    """Trains a model of 40 examples, shown by a bar."""
+    """Trains a model on 40 examples with a progress bar."""
     rng = np.random.default_rng(0)
     model = tf_dpsub.make_private(
         keras.Sequential([keras.Input([3]), keras.layers.Dense(2)])

@@ -1,4 +1,4 @@
-"""What is told of a config before anything slow is loaded."""
+"""Checks of configs that need no TensorFlow."""
 
 import re
 

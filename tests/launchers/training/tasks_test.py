@@ -1,4 +1,4 @@
-"""What is measured of models that write."""
+"""Metrics of models that generate text."""
 
 import keras
 import numpy as np
@@ -34,7 +34,7 @@ class TestPerplexity:
         assert float(metric.result()) == pytest.approx(expected, rel=1e-6)
 
     def test_targets_that_are_ignored_are_no_word(self):
-        """The last word would be that of -1."""
+        """Index -1 would select the last word."""
         metric = tasks.Perplexity()
         metric.update_state(np.full((1, 4), -1), LOGITS[:1])
         assert float(metric.result()) == 1
@@ -53,7 +53,7 @@ def test_targets_of_weight_zero_are_ignored():
 
 
 class Writer:
-    """Writes what it is told, and remembers how it was asked."""
+    """A fake model with given responses; records the sizes of batches."""
 
     def __init__(self, responses):
         self.responses, self.sizes = responses, []

@@ -43,7 +43,7 @@ def results_of(folder, settings, fraction=1.0):
 
 
 def texts(canvas):
-    """All that a figure says."""
+    """All texts of a figure."""
     with figures.style():
         canvas.draw_without_rendering()
     return [text.get_text() for text in canvas.findobj(match=_is_text)]
@@ -54,7 +54,7 @@ def _is_text(artist):
 
 
 def heights(container):
-    """The values of points with error bars, which are kept as objects."""
+    """Values of points with error bars, as floats."""
     return np.asarray(container.lines[0].get_ydata(), float)
 
 

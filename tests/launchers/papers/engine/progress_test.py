@@ -5,7 +5,7 @@ from tf_dpsub.launchers.papers.engine import progress, runner
 
 
 class Runner:
-    """What `Progress` reads of a runner."""
+    """The attributes of a runner that `Progress` reads."""
 
     def __init__(self, trials, jobs=1):
         self.waiting = list(trials)
@@ -24,7 +24,7 @@ class TestLines:
         told = progress.Progress(running, tmp_path, total=10)
         first = running.waiting.pop(0)
         told.finished(ended(first, 60.0), "90.0 % at ε = 2")
-        # Three trials of a minute are left, two at a time.
+        # Three trials of a minute remain, two at a time.
         assert capsys.readouterr().out == (
             "[7/10] t0: 90.0 % at ε = 2, 1 min 0 s; 1 min 30 s left\n"
         )
