@@ -1,0 +1,210 @@
+import math
+
+import keras
+import numpy as np
+import pytest
+from scipy import stats
+
+import tf_dpsub
+from tf_dpsub.heads import PrivateRidge
+from tf_dpsub.primitives import grid
+
+
+def _classifier(classes=3, size=4, use_bias=False):
+    return tf_dpsub.models.feature_classifier(
+        keras.layers.Rescaling(1.0), classes, (size,), use_bias=use_bias
+    )
+
+
+def _data(count, size=4, classes=3, seed=0):
+    """Classes around centres of their own."""
+    generator = np.random.default_rng(seed)
+    y = generator.integers(classes, size=count)
+    centres = np.random.default_rng(1).standard_normal((classes, size))
+    x = centres[y] + 0.3 * generator.standard_normal((count, size))
+    return (x / 2).astype("float32"), y
+
+
+def _norms():
+    """Features of all kinds of norms, and labels."""
+    generator = np.random.default_rng(0)
+    x = generator.standard_normal((40, 5)).astype("float32")
+    scales = np.repeat(
+        np.float32([1e-30, 1e-5, 0.5, 1.0, 3.0, 1e18, 3e38, np.inf]), 5
+    )
+    with np.errstate(over="ignore"):
+        x *= scales[:, None]
+    x[-1] = np.nan
+    x[-2] = [1e38, -1e38, np.nan, 0, 0]
+    return x, generator.integers(-2, 6, 40)
+
+
+@pytest.mark.parametrize("share", [0.01, 0.5, 0.99])
+@pytest.mark.parametrize("radius", [1e-3, 1.0, 100.0])
+def test_contribution_of_an_example(share, radius):
+    ridge = PrivateRidge(noise_multiplier=1.0, share=share, radius=radius)
+    x, y = _norms()
+    total = ridge._sums(x, y, 4)
+    assert np.isfinite(total).all()
+    for i in range(len(x)):
+        contribution = ridge._contributions(x[i : i + 1], y[i : i + 1], 4)
+        assert np.linalg.norm(contribution) <= 1 - 2**-12
+        without = ridge._sums(np.delete(x, i, 0), np.delete(y, i), 4)
+        assert np.linalg.norm(total - without) <= 1 - 2**-12
+        if not (0 <= y[i] < 4 and np.isfinite(x[i]).all()):
+            np.testing.assert_array_equal(contribution, 0)
+
+
+@pytest.mark.parametrize("share", [0.2, 0.8])
+def test_bound_is_reached(share):
+    """The noise is not larger than a contribution needs."""
+    ridge = PrivateRidge(noise_multiplier=1.0, share=share)
+    x = np.float32([[3.0, 4.0]])
+    contribution = ridge._contributions(x, np.array([1]), 5)
+    assert np.linalg.norm(contribution) == pytest.approx(1, abs=1e-3)
+
+
+def test_noise():
+    """Noise of each number of what is released: its law, and independence."""
+    sigma, rank, classes = 3.0, 6, 2
+    ridge = PrivateRidge(noise_multiplier=sigma, share=0.3, seed=0)
+    zeros = np.zeros(rank * (rank + 1) // 2 + rank * classes)
+    draws = []
+    for _ in range(400):
+        moments, products = ridge._released(zeros, rank, classes)
+        np.testing.assert_array_equal(moments, moments.T)
+        upper = np.triu_indices(rank, 1)
+        draws.append(
+            np.concatenate(
+                [
+                    math.sqrt(0.3) * np.diag(moments),
+                    math.sqrt(0.6) * moments[upper],
+                    math.sqrt(0.7 / 0.5) * products.ravel(),
+                ]
+            )
+        )
+    draws = np.array(draws) / sigma  # [releases, numbers]
+    # All draws have one law: with the seed nothing is left to chance.
+    assert stats.kstest(draws.ravel(), "norm").pvalue > 1e-6
+    deviations = draws.std(0)
+    assert 0.85 < deviations.min() and deviations.max() < 1.15
+    correlations = np.corrcoef(draws.T) - np.eye(draws.shape[1])
+    assert np.abs(correlations).max() < 0.3
+
+
+def test_released_numbers_lie_on_a_grid():
+    """The low bits of what is released tell nothing of the sum."""
+    ridge = PrivateRidge(noise_multiplier=2.0, share=0.25, seed=0)
+    sums = np.random.default_rng(0).standard_normal(7) / 3
+    moments, _ = ridge._released(sums, 2, 2)
+    spacing = grid.spacing(2.0, 1.0, len(sums))
+    # The diagonal is divided by the root of the share, a half: exactly.
+    multiples = np.diag(moments) / 2 / spacing
+    np.testing.assert_array_equal(multiples, np.round(multiples))
+
+
+def test_without_noise_it_is_ridge_regression():
+    x, y = _data(300)
+    ridge = PrivateRidge(noise_multiplier=0.0, scale=1.0, radius=100.0)
+    model = tf_dpsub.make_private(_classifier())
+    ridge.fit(model, x, y)
+    targets = np.eye(3)[y] - 1 / 3
+    expected = np.linalg.lstsq(x.astype("float64"), targets, rcond=None)[0]
+    np.testing.assert_allclose(model.get_weights()[-1], expected, atol=2e-3)
+    assert model.epsilon(1e-5) == math.inf
+
+
+def test_it_learns_and_is_accounted_for():
+    x, y = _data(20_000)
+    model = tf_dpsub.make_private(_classifier())
+    PrivateRidge(epsilon=1.0, delta=1e-5, seed=0).fit(model, x, y)
+    exact = np.linalg.lstsq(x, np.eye(3)[y], rcond=None)[0]
+    best = np.mean((x @ exact).argmax(1) == y)
+    outputs = model.predict(x, verbose=0)
+    assert np.mean(outputs.argmax(1) == y) > best - 0.02
+    assert 0.99 < model.epsilon(1e-5, "pld") <= 1.0
+    (entry,) = model.ledger.entries
+    assert (entry.mechanism, entry.steps) == ("PrivateRidge", 1)
+    assert (entry.sampler, entry.examples) == ("batches", 20_000)
+    assert "outside of private training" not in model.privacy_statement(1e-5)
+
+
+def test_training_goes_on_from_it():
+    x, y = _data(500)
+    model = tf_dpsub.make_private(_classifier())
+    PrivateRidge(noise_multiplier=5.0, seed=0).fit(model, x, y)
+    model.compile(
+        tf_dpsub.heads.FullBatch(500, 1.0, 1e-5, steps=2).optimizer(),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    model.fit(x, y, epochs=2, verbose=0)
+    assert [e.mechanism for e in model.ledger.entries] == [
+        "PrivateRidge",
+        "DPSGD",
+    ]
+    assert model.epsilon(1e-5, "pld") > 1.0
+
+
+def test_two_releases_compose():
+    x, y = _data(500)
+    model = tf_dpsub.make_private(_classifier())
+    ridge = PrivateRidge(noise_multiplier=5.0)
+    ridge.fit(model, x, y)
+    first = model.epsilon(1e-5)
+    kernel = model.get_weights()[-1]
+    ridge.fit(model, x, y)
+    assert model.epsilon(1e-5) > 1.2 * first
+    assert np.abs(model.get_weights()[-1] - kernel).max() > 0
+
+
+def test_bias_is_zero():
+    x, y = _data(500)
+    model = tf_dpsub.make_private(_classifier(use_bias=True))
+    model.model.layers[-1].bias.assign([1.0, 2.0, 3.0])
+    PrivateRidge(noise_multiplier=5.0).fit(model, x, y)
+    np.testing.assert_array_equal(model.model.layers[-1].bias, 0)
+
+
+def test_public_start_is_stated():
+    x, y = _data(500)
+    plain = _classifier()
+    tf_dpsub.fit_public(plain, x[:20] + 1, y[:20], steps=2)
+    model = tf_dpsub.make_private(plain)
+    PrivateRidge(noise_multiplier=5.0).fit(model, x, y)
+    assert "20 examples that the weights were trained on" in " ".join(
+        model.privacy_statement(1e-5).split()
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({}, "either noise_multiplier or epsilon"),
+        ({"noise_multiplier": 1.0, "epsilon": 1.0}, "either"),
+        ({"epsilon": 1.0}, "delta with epsilon"),
+        ({"noise_multiplier": -1.0}, "noise_multiplier"),
+        ({"noise_multiplier": 1.0, "radius": 0.0}, "radius > 0"),
+        ({"noise_multiplier": 1.0, "share": 1.0}, "share < 1"),
+        ({"noise_multiplier": 1.0, "regularization": 0.0}, "regularization"),
+        ({"noise_multiplier": 1.0, "scale": -1.0}, "scale > 0"),
+    ],
+)
+def test_errors(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        PrivateRidge(**arguments)
+
+
+def test_other_models_raise():
+    plain = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    model = tf_dpsub.make_private(plain)
+    with pytest.raises(ValueError, match="feature_classifier"):
+        PrivateRidge(noise_multiplier=1.0).fit(model, *_data(10))
+    assert model.ledger.steps == 0
+
+
+def test_another_number_of_labels():
+    model = tf_dpsub.make_private(_classifier())
+    x, y = _data(10)
+    with pytest.raises(ValueError, match="each of 10 examples, got 9"):
+        PrivateRidge(noise_multiplier=1.0).fit(model, x, y[:9])
+    assert model.ledger.steps == 0
