@@ -253,7 +253,7 @@ def wait_for_end(session):
 @pytest.mark.slow
 class TestProgram:
     def test_end_to_end_with_a_trial_that_fails(self, tmp_path):
-        process = launch(tmp_path, "--jobs=2", epochs=2)
+        process = launch(tmp_path, "--jobs=1", epochs=2)
         out, err = process.communicate(timeout=300)
         assert process.returncode == 1
         folder = tmp_path / "out" / "small"
@@ -284,7 +284,7 @@ class TestProgram:
         assert "1 of 3 trials have not finished" in table
 
         # The trials that went well are kept; the other one fails again.
-        process = launch(tmp_path, epochs=2)
+        process = launch(tmp_path, "--jobs=1", epochs=2)
         out, err = process.communicate(timeout=300)
         assert process.returncode == 1
         assert "3 trials, 2 finished, 1 to run" in out

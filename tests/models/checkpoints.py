@@ -161,6 +161,13 @@ def write(path, kind, tensors=None, prefix="", **changes):
     return path
 
 
+def write_bert_of_one_layer(path, head=None):
+    """Writes a folder with the smallest BERT, and a head if one is given."""
+    tensors, _ = tensors_of("bert")
+    tensors = {k: v for k, v in tensors.items() if "layer.1." not in k}
+    return write(path, "bert", tensors | (head or {}), num_hidden_layers=1)
+
+
 def masked_head(kind):
     """Tensors of the head of a masked language model."""
     rng = np.random.default_rng(1)

@@ -15,7 +15,7 @@ import pytest
 from tests.launchers.digits import StopAt, digits_config
 from tests.launchers.programs import contents
 from tf_dpsub import accounting
-from tf_dpsub.launchers.training import training_run
+from tf_dpsub.launchers.training import run_recorder, training_run
 
 pytestmark = pytest.mark.slow
 
@@ -50,13 +50,16 @@ def run_apart(target, *args):
     return process.exitcode
 
 
-def train(changes, workdir, entropy=None):
+def train(changes, workdir, entropy=None, results_only=True):
     """Trains with the seeds of subspaces and carriers given, if they are."""
     with pytest.MonkeyPatch.context() as patch:
         if entropy is not None:
             patch.setattr(secrets, "randbits", lambda bits: entropy)
         return training_run.train(
-            digits_config(**changes), workdir, resume=True
+            digits_config(**changes),
+            workdir,
+            resume=True,
+            results_only=results_only,
         )
 
 
@@ -130,6 +133,22 @@ def test_killed_while_a_checkpoint_is_written(tmp_path, moment, epochs):
     assert result["steps"] == (2 + 3 - epochs) * STEPS_PER_EPOCH
 
 
+def weights_of_epochs(*args):
+    """Weights after each epoch that `train` trains."""
+    weights = []
+
+    def on_epoch_end(recorder, epoch, logs=None):
+        original(recorder, epoch, logs)
+        trained = recorder.model.model.trainable_variables
+        weights.append([v.numpy() for v in trained])
+
+    original = run_recorder.RunRecorder.on_epoch_end
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_recorder.RunRecorder, "on_epoch_end", on_epoch_end)
+        train(*args)
+    return weights
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -161,14 +180,9 @@ def test_state_is_that_of_a_run_without_a_break(tmp_path, changes):
     settings = EQUAL_RUNS | changes
     killed(settings, tmp_path / "killed", 4, 1, entropy=7)
     # Seeds are part of the state.
-    train(settings, tmp_path / "killed", entropy=9)
-    train(settings, tmp_path / "whole", entropy=7)
-    train(settings | {"epochs": 3}, tmp_path / "short", entropy=7)
-    own, whole, short = (
-        keras.models.load_model(tmp_path / name / "model.keras").get_weights()
-        for name in ("killed", "whole", "short")
-    )
-    for a, b, c in zip(own, whole, short, strict=True):
+    *_, own = weights_of_epochs(settings, tmp_path / "killed", 9)
+    _, _, third, _, whole = weights_of_epochs(settings, tmp_path / "whole", 7)
+    for a, b, c in zip(own, whole, third, strict=True):
         np.testing.assert_allclose(a, b, atol=2e-5)
         assert np.abs(a - c).max() > 1e-3
 
@@ -186,7 +200,15 @@ def _train_until_replaced(workdir, name, after):
     original = os.replace
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "replace", replace)
-        train(SETTINGS | {"epochs": 1}, workdir)
+        train(SETTINGS | {"epochs": 1}, workdir, results_only=False)
+
+
+@pytest.fixture(name="whole", scope="module")
+def _whole(tmp_path_factory):
+    """Names of the files of a run without a break."""
+    workdir = tmp_path_factory.mktemp("whole")
+    train(SETTINGS | {"epochs": 1}, workdir, results_only=False)
+    return {file.name for file in workdir.iterdir()}
 
 
 @pytest.mark.parametrize(
@@ -197,20 +219,16 @@ def _train_until_replaced(workdir, name, after):
         ("result.json", True),
     ],
 )
-def test_killed_before_or_after_other_files(tmp_path, name, after):
-    code = run_apart(_train_until_replaced, tmp_path / "run", name, after)
+def test_killed_before_or_after_other_files(tmp_path, name, after, whole):
+    workdir = tmp_path / "run"
+    code = run_apart(_train_until_replaced, workdir, name, after)
     assert code == -signal.SIGKILL
     # Whole or not at all.
-    assert (tmp_path / "run" / name).exists() == after
-    train(SETTINGS | {"epochs": 1}, tmp_path / "run")
-    train(SETTINGS | {"epochs": 1}, tmp_path / "whole")
-    resumed, whole = (
-        {file.name for file in (tmp_path / run).iterdir()}
-        for run in ("run", "whole")
-    )
-    assert resumed == whole
+    assert (workdir / name).exists() == after
+    train(SETTINGS | {"epochs": 1}, workdir, results_only=False)
+    assert {file.name for file in workdir.iterdir()} == whole
     assert "report.html" in whole
-    keras.models.load_model(tmp_path / "run" / "model.keras")
+    keras.models.load_model(workdir / "model.keras")
 
 
 def _train_with_little_room(workdir, room, told):

@@ -1,4 +1,5 @@
 import csv
+import functools
 import json
 import math
 import pathlib
@@ -181,8 +182,7 @@ class TestFiles:
         assert hint in capsys.readouterr().out
 
     def test_results_only(self, tmp_path):
-        config = digits_config(epochs=1)
-        training_run.train(config, tmp_path, results_only=True)
+        train(digits_config(), tmp_path)
         assert {path.name for path in tmp_path.iterdir()} == {
             "config.json",
             "ledger.json",
@@ -238,6 +238,10 @@ def interrupt():
     raise KeyboardInterrupt
 
 
+# Without a model and figures, which are made after the last epoch.
+train = functools.partial(training_run.train, results_only=True)
+
+
 class TestInterruption:
     def test_ctrl_c_leaves_a_run_that_can_go_on(
         self, tmp_path, monkeypatch, capsys
@@ -246,14 +250,14 @@ class TestInterruption:
         with monkeypatch.context() as patch:
             StopAt(patch, epoch=2, step=4, stop=interrupt)
             with pytest.raises(KeyboardInterrupt):
-                training_run.train(config, tmp_path)
+                train(config, tmp_path)
         assert "Interrupted after 1 of 2 epochs" in capsys.readouterr().out
         assert not (tmp_path / "result.json").exists()
         ledger = accounting.PrivacyLedger(tmp_path / "ledger.json")
         assert ledger.steps == 6 + 3
         assert len(read_metrics(tmp_path)) == 1
 
-        result = training_run.train(config, tmp_path, resume=True)
+        result = train(config, tmp_path, resume=True)
         assert (result["epochs"], result["steps"]) == (2, 6 + 3 + 6)
         assert result["epsilon"] == pytest.approx(epsilon_of(15, 2.0))
         rows = read_metrics(tmp_path)
@@ -270,8 +274,8 @@ class TestInterruption:
             StopAt(patch, epoch=1, step=3, stop=interrupt)
             with pytest.raises(KeyboardInterrupt):
                 # There is nothing to resume: the run begins.
-                training_run.train(config, tmp_path, resume=True)
-        result = training_run.train(config, tmp_path, resume=True)
+                train(config, tmp_path, resume=True)
+        result = train(config, tmp_path, resume=True)
         assert (result["epochs"], result["steps"]) == (1, 2 + 6)
 
     def test_noise_of_a_fixed_seed_is_not_drawn_again(
@@ -281,9 +285,9 @@ class TestInterruption:
         with monkeypatch.context() as patch:
             StopAt(patch, epoch=1, step=3, stop=interrupt)
             with pytest.raises(KeyboardInterrupt):
-                training_run.train(config, tmp_path)
+                train(config, tmp_path)
         with pytest.raises(ValueError, match="same noise would be drawn"):
-            training_run.train(config, tmp_path, resume=True)
+            train(config, tmp_path, resume=True)
 
     def test_metrics_after_the_checkpoint_are_taken_back(
         self, tmp_path, monkeypatch
@@ -301,9 +305,9 @@ class TestInterruption:
                 run_recorder.RunRecorder, "_save_checkpoint", save_the_first
             )
             with pytest.raises(KeyboardInterrupt):
-                training_run.train(config, tmp_path)
+                train(config, tmp_path)
         assert len(read_metrics(tmp_path)) == 2
-        result = training_run.train(config, tmp_path, resume=True)
+        result = train(config, tmp_path, resume=True)
         assert (result["epochs"], result["steps"]) == (2, 18)
         rows = read_metrics(tmp_path)
         assert [row["epoch"] for row in rows] == [1, 2]
@@ -346,9 +350,8 @@ class TestInterruption:
 
 
 class TestInitialWeights:
-    def test_are_those_of_another_run(self, tmp_path):
-        training_run.train(digits_config(epochs=1), tmp_path / "first")
-        file = tmp_path / "first" / "model.keras"
+    def test_are_those_of_another_run(self, finished):
+        file = finished[0] / "model.keras"
         trained = keras.models.load_model(file)
         config = digits_config(initial_weights=str(file))
         model = objects.plain_model(config, objects.dataset(config))
@@ -357,14 +360,10 @@ class TestInitialWeights:
         ):
             np.testing.assert_array_equal(found, expected)
 
-    def test_are_taken_as_public(self, tmp_path):
-        training_run.train(digits_config(epochs=1), tmp_path / "first")
-        file = tmp_path / "first" / "model.keras"
-        training_run.train(
-            digits_config(epochs=1, initial_weights=str(file)),
-            tmp_path / "second",
-        )
-        statement = tmp_path / "second" / "privacy_statement.txt"
+    def test_are_taken_as_public(self, finished, tmp_path):
+        file = finished[0] / "model.keras"
+        train(digits_config(initial_weights=str(file)), tmp_path)
+        statement = tmp_path / "privacy_statement.txt"
         assert "Taken as public: the initial weights" in statement.read_text(
             "utf-8"
         )
@@ -398,8 +397,8 @@ class TestSubspace:
         with monkeypatch.context() as patch:
             StopAt(patch, epoch=2, step=3, stop=interrupt)
             with pytest.raises(KeyboardInterrupt):
-                training_run.train(config, tmp_path)
-        result = training_run.train(config, tmp_path, resume=True)
+                train(config, tmp_path)
+        result = train(config, tmp_path, resume=True)
         assert (result["epochs"], result["steps"]) == (2, 6 + 2 + 6)
         assert result["private_examples"] == 1438 - 60
         statement = (tmp_path / "privacy_statement.txt").read_text("utf-8")
@@ -498,9 +497,9 @@ class TestConfig:
         assert out.splitlines()[-1].endswith("Poisson sampling, PLD")
 
     def test_over_all_gpus_or_else_the_cpu(self, tmp_path):
-        config = digits_config(distribution="mirrored", epochs=1)
-        result = training_run.train(config, tmp_path)
-        assert result["steps"] == STEPS_PER_EPOCH
+        config = digits_config(distribution="mirrored")
+        result = train(config, tmp_path)
+        assert result["steps"] == 2 * STEPS_PER_EPOCH
         assert result["epsilon"] <= 3.0
 
     def test_seed_fixes_split_and_weights_but_not_noise(
@@ -516,10 +515,7 @@ class TestConfig:
         monkeypatch.setattr(
             run_recorder.RunRecorder, "on_train_begin", keep_weights
         )
-        results = [
-            training_run.train(digits_config(epochs=1), tmp_path / str(i))
-            for i in range(2)
-        ]
+        results = [train(digits_config(), tmp_path / str(i)) for i in range(2)]
         for first, second in zip(*started):
             np.testing.assert_array_equal(first, second)
         assert results[0]["test_loss"] != results[1]["test_loss"]
@@ -533,7 +529,7 @@ class TestConfig:
 
     def test_without_noise_the_result_says_so(self, tmp_path, capsys):
         config = digits_config(epsilon=None, noise_multiplier=0.0, epochs=1)
-        result = training_run.train(config, tmp_path)
+        result = train(config, tmp_path)
         assert result["epsilon"] == "inf"
         assert read_metrics(tmp_path)[0]["epsilon"] == math.inf
         last = capsys.readouterr().out.splitlines()[-1]
@@ -625,7 +621,7 @@ class TestTexts:
     def config(self, data_dir, tmp_path, monkeypatch):
         folder = tmp_path / "checkpoint"
         folder.mkdir()
-        checkpoints.write(folder, "bert")
+        checkpoints.write_bert_of_one_layer(folder)
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
         return digits_config(
             dataset="glue/sst2",
@@ -642,27 +638,12 @@ class TestTexts:
         )
 
     @pytest.mark.slow
-    def test_trains_and_saves_a_model_of_texts(self, config, tmp_path):
-        result = training_run.train(config, tmp_path / "run")
-        assert 0.3 < result["test_accuracy"] < 0.7
-        assert result["steps"] == 4
-        statement = (tmp_path / "run" / "privacy_statement.txt").read_text()
-        assert "RGP" in statement
-        with zipfile.ZipFile(tmp_path / "run" / "model.keras") as file:
-            assert b"RGP" not in file.read("config.json")
-        loaded = keras.saving.load_model(
-            tmp_path / "run" / "model.keras", compile=False
-        )
-        dataset = objects.dataset(config)
-        logits = loaded.predict(list(dataset.x_test), verbose=0)
-        accuracy = np.mean(np.argmax(logits, 1) == dataset.y_test)
-        assert accuracy == pytest.approx(result["test_accuracy"], abs=1e-6)
-
-    @pytest.mark.slow
-    def test_a_resumed_run_keeps_its_history(self, config, tmp_path):
-        """Interrupted after an epoch, as by Ctrl-C."""
+    def test_goes_on_and_saves_a_model_of_texts(
+        self, config, tmp_path, monkeypatch
+    ):
+        """Interrupted after an epoch, as by Ctrl-C, it keeps its history."""
         workdir = tmp_path / "run"
-        with pytest.MonkeyPatch.context() as patch:
+        with monkeypatch.context() as patch:
             original = run_recorder.RunRecorder.on_epoch_end
 
             def interrupt(self, epoch, logs=None):
@@ -673,7 +654,17 @@ class TestTexts:
             with pytest.raises(KeyboardInterrupt):
                 training_run.train(config, workdir)
         result = training_run.train(config, workdir, resume=True)
-        assert result["epochs"] == 2
+        assert (result["epochs"], result["steps"]) == (2, 4)
+        assert 0.3 < result["test_accuracy"] < 0.7
+        statement = (workdir / "privacy_statement.txt").read_text("utf-8")
+        assert "RGP" in statement
+        with zipfile.ZipFile(workdir / "model.keras") as file:
+            assert b"RGP" not in file.read("config.json")
+        loaded = keras.saving.load_model(workdir / "model.keras", compile=False)
+        dataset = objects.dataset(config)
+        logits = loaded.predict(list(dataset.x_test), verbose=0)
+        accuracy = np.mean(np.argmax(logits, 1) == dataset.y_test)
+        assert accuracy == pytest.approx(result["test_accuracy"], abs=1e-6)
 
     def test_a_model_of_images_for_texts(self, config, tmp_path):
         config.dataset = "digits"
@@ -686,7 +677,7 @@ class TestResponses:
     """GPT-2 on sentences about restaurants, whose bytes are its tokens."""
 
     def config(self, folder, data_dir, **changes):
-        checkpoints.write_gpt2_of_bytes(folder)
+        checkpoints.write_gpt2_of_bytes(folder, layers=1)
         return digits_config(
             **{
                 "dataset": "e2e",
@@ -783,14 +774,14 @@ class TestResponses:
 
 def test_a_run_from_before_a_field_existed_goes_on(tmp_path):
     """The field has its default: that is what the run did."""
-    config = digits_config(epochs=1)
-    first = training_run.train(config, tmp_path / "run")
+    config = digits_config()
+    first = train(config, tmp_path / "run")
     path = tmp_path / "run" / "config.json"
     held = json.loads(path.read_text())
     del held["reparametrize"], held["trainable_layers"]
     path.write_text(json.dumps(held))
-    again = training_run.train(config, tmp_path / "run", resume=True)
+    again = train(config, tmp_path / "run", resume=True)
     assert again["test_accuracy"] == first["test_accuracy"]
     config.trainable_layers = ("logits",)
     with pytest.raises(ValueError, match="trainable_layers is"):
-        training_run.train(config, tmp_path / "run", resume=True)
+        train(config, tmp_path / "run", resume=True)
