@@ -1,5 +1,6 @@
 """Settings of all tests: a quiet TensorFlow, seeds, data, nothing skipped."""
 
+import contextlib
 import ctypes
 import gc
 import os
@@ -78,6 +79,9 @@ def fresh_module(same_entropy):
     """Gives fixtures of a file the same seeds, and frees memory."""
     _ENTROPY.seed(0)
     yield
+    if "keras" in sys.modules:
+        # What was compiled of functions that are gone takes memory.
+        sys.modules["keras"].utils.clear_session(free_memory=False)
     gc.collect()
     if sys.platform == "linux":
         ctypes.CDLL(None).malloc_trim(0)
@@ -89,9 +93,26 @@ def fresh_state():
     _ENTROPY.seed(0)
     keras = sys.modules.get("keras")
     if keras is not None:
-        # Collecting garbage each time would take most of the suite.
-        keras.utils.clear_session(free_memory=False)
-        keras.utils.set_random_seed(0)
+        with _kept_kernels():
+            # Collecting garbage each time would take most of the suite.
+            keras.utils.clear_session(free_memory=False)
+            keras.utils.set_random_seed(0)
+
+
+@contextlib.contextmanager
+def _kept_kernels():
+    """Keeps what TensorFlow has compiled of functions that tests share.
+
+    Kernels that draw from TensorFlow's own generator keep its state, too: no
+    test draws from it outside of functions of its own.
+    """
+    from tensorflow.python.eager import context
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            context.pywrap_tfe, "TFE_ContextClearCaches", lambda handle: None
+        )
+        yield
 
 
 @pytest.fixture(scope="session")

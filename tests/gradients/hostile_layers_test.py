@@ -36,11 +36,6 @@ def each(names):
     return pytest.mark.parametrize("name", names, scope="module")
 
 
-@pytest.fixture(autouse=True)
-def fresh_state():
-    """Keeps what TensorFlow has compiled: only the cases draw, when built."""
-
-
 @functools.cache
 def traced(name):
     """Returns a problem, and its step."""

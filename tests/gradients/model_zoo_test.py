@@ -20,11 +20,6 @@ def each(names):
     return pytest.mark.parametrize("name", names, scope="module")
 
 
-@pytest.fixture(autouse=True)
-def fresh_state():
-    """Keeps what TensorFlow has compiled: only the models draw, when built."""
-
-
 @functools.cache
 def truth(name):
     """A problem of the zoo, and its rows, one example at a time."""
