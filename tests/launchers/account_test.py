@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from tests.launchers.programs import python, run_main, run_program
+from tests.launchers.programs import python, run_here, run_main
 from tf_dpsub import accounting
 from tf_dpsub.launchers import account
 
@@ -178,7 +178,7 @@ class TestProgram:
         ],
     )
     def test_refuses_the_command_line_in_one_line(self, argument, message):
-        done = run_program("account", argument)
+        done = run_here("account", argument)
         assert done.returncode == 2
         assert done.stdout == ""
         assert done.stderr.startswith(f"error: {message}")

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.auditing.audited_mechanisms import CHECKS, WithHalfTheNoise
-from tests.launchers.programs import run_program
+from tests.launchers.programs import run_here, run_program
 from tf_dpsub import optimizers
 from tf_dpsub.launchers import audit
 from tf_dpsub.launchers.audits import mechanism
@@ -42,7 +42,7 @@ def test_a_failure_is_named_first(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_dry_run_says_how_much_would_be_done(tmp_path):
     workdir = tmp_path / "audit"
-    done = run_program(
+    done = run_here(
         "audit", "--dry_run", "--mechanisms=GEP,RGP", f"--workdir={workdir}"
     )
     assert done.returncode == 0, done.stderr
@@ -96,7 +96,7 @@ def test_program(tmp_path):
     ],
 )
 def test_wrong_flags(flags, message):
-    told = run_program("audit", *flags)
+    told = run_here("audit", *flags)
     assert told.returncode == 2
     assert message in told.stderr
     assert "Traceback" not in told.stderr

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.launchers.digits import digits_config
-from tests.launchers.programs import run_program
+from tests.launchers.programs import run_here, run_program
 from tf_dpsub.launchers import plan
 from tf_dpsub.launchers.training import config_plan
 from tf_dpsub.planning import Candidate
@@ -96,9 +96,7 @@ def test_training_command(method, rank, told, tmp_path):
         ["--config=configs/digits_dpsgd.py", "--config.public_examples=64"],
     )
     _, name, *flags = shlex.split(command)
-    done = run_program(
-        name, *flags, "--dry_run", f"--workdir={tmp_path / 'run'}"
-    )
+    done = run_here(name, *flags, "--dry_run", f"--workdir={tmp_path / 'run'}")
     assert done.returncode == 0, done.stderr
     assert told in done.stdout
     assert "Poisson batches of 128 expected" in done.stdout
@@ -111,12 +109,11 @@ def test_no_training_command_where_fields_are_not_enough():
         assert plan.training_command(gep, 128, own, []) is None
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["plan", "spectrum"])
 def test_the_workdir_of_another_program_stays(name, tmp_path):
     (tmp_path / "result.json").write_text("{}")
     flags = ["--config=configs/digits_dpsgd.py", f"--workdir={tmp_path}"]
-    done = run_program(name, *flags)
+    done = run_here(name, *flags)
     assert done.returncode == 2
     assert "a new or empty workdir" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
@@ -125,7 +122,7 @@ def test_the_workdir_of_another_program_stays(name, tmp_path):
 @pytest.mark.slow
 def test_dry_run_says_what_would_be_compared(tmp_path):
     workdir = tmp_path / "plan"
-    done = run_program(
+    done = run_here(
         "plan",
         "--config=configs/digits_dpsgd.py",
         "--methods=DP-SGD,RGP",
@@ -178,6 +175,7 @@ class TestProgram:
             "--config.public_examples=64",
             f"--workdir={folder}",
             "--simulated_steps=10",
+            "--methods=DP-SGD,B-GEP,RGP",
             "--subspace_ranks=4,8",
             "--carrier_ranks=2",
             "--best_batch_size",
@@ -194,8 +192,8 @@ class TestProgram:
         assert f"**{chosen['method']}" in text
         assert "no private example was read" in text
         rows = [line for line in text.splitlines() if line.startswith("| ")]
-        # Three clips of DP-SGD, of carriers, and of three times two ranks.
-        assert len(rows) == 1 + 3 * (1 + 1 + 6)
+        # Three clips of DP-SGD, of carriers, and of two ranks.
+        assert len(rows) == 1 + 3 * (1 + 1 + 2)
         assert "Per-example gradients" not in told.stderr
 
     def test_draws(self, done):
@@ -219,7 +217,7 @@ class TestProgram:
         ],
     )
     def test_wrong_flags(self, tmp_path, flags, message):
-        told = run_program(
+        told = run_here(
             "plan",
             "--config=configs/digits_dpsgd.py",
             f"--workdir={tmp_path}",

@@ -3,11 +3,10 @@ import re
 
 import pytest
 
-from tests.launchers.programs import run_program
-
-pytestmark = pytest.mark.slow
+from tests.launchers.programs import run_here, run_program
 
 
+@pytest.mark.slow
 def test_trains_in_quiet_and_ends_with_what_it_reached(tmp_path):
     workdir = tmp_path / "run"
     done = run_program(
@@ -37,7 +36,7 @@ def test_trains_in_quiet_and_ends_with_what_it_reached(tmp_path):
 
 def test_dry_run_says_what_it_would_do(tmp_path):
     workdir = tmp_path / "run"
-    done = run_program(
+    done = run_here(
         "train",
         "--config=configs/digits_dpsgd.py",
         f"--workdir={workdir}",
@@ -89,7 +88,7 @@ def test_dry_run_says_what_it_would_do(tmp_path):
     ids=["field", "file", "misspelt", "flag", "value"],
 )
 def test_mistakes_end_with_one_line(tmp_path, arguments, message):
-    failed = run_program("train", *arguments, f"--workdir={tmp_path / 'run'}")
+    failed = run_here("train", *arguments, f"--workdir={tmp_path / 'run'}")
     assert failed.returncode == 2
     assert failed.stderr.splitlines() == [message]
     assert not (tmp_path / "run").exists()

@@ -303,7 +303,8 @@ def composed_epsilon(
     if math.isnan(spent):
         return math.inf
     if accountant == "pld" and _grid_fits(totals, spent):
-        spent = min(spent, _pld_epsilon(totals, delta, spent, interval))
+        counts = tuple(totals.items())
+        spent = min(spent, _pld_epsilon(counts, delta, spent, interval))
     return float(spent)
 
 
@@ -335,7 +336,8 @@ def composed_delta(events, *, epsilon: float, accountant: str = "rdp") -> float:
         return 1.0
     if accountant == "pld" and _grid_fits(totals, scale):
         with np.errstate(over="ignore"):
-            spent = min(spent, _pld(totals, scale).get_delta(epsilon))
+            counts = tuple(totals.items())
+            spent = min(spent, _pld(counts, scale).get_delta(epsilon))
     return float(spent)
 
 
@@ -424,20 +426,22 @@ def _grid_fits(totals, scale):
     return 0 < scale < 1e6 and max(totals.values()) <= 10**6
 
 
-def _pld_epsilon(totals, delta, scale, interval):
-    if all(isinstance(e, dp_accounting.GaussianDpEvent) for e in totals):
+@functools.lru_cache(maxsize=256)
+def _pld_epsilon(counts, delta, scale, interval):
+    """Epsilon of pairs of an event and its count: kept, as reports repeat."""
+    if all(isinstance(e, dp_accounting.GaussianDpEvent) for e, _ in counts):
         # A composition of Gaussians is one Gaussian, whose privacy loss
         # distribution needs no grid.
         precision = sum(
-            count / event.noise_multiplier**2 for event, count in totals.items()
+            count / event.noise_multiplier**2 for event, count in counts
         )
         return dp_accounting.get_epsilon_gaussian(precision**-0.5, delta)
     # Losses beyond the range of exp become infinite, hence are rounded up.
     with np.errstate(over="ignore"):
-        return _pld(totals, scale, interval).get_epsilon(delta)
+        return _pld(counts, scale, interval).get_epsilon(delta)
 
 
-def _pld(totals, scale, interval=PLD_INTERVAL):
+def _pld(counts, scale, interval=PLD_INTERVAL):
     """PLD accountant of the composition, for epsilons up to about `scale`.
 
     The grid spans several times `scale`. Above 100 its interval widens, which
@@ -448,7 +452,7 @@ def _pld(totals, scale, interval=PLD_INTERVAL):
             interval if scale <= 100 else max(interval, scale * 1e-5)
         )
     )
-    for event, count in totals.items():
+    for event, count in counts:
         accountant.compose(event, count)
     return accountant
 
