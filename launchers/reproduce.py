@@ -279,7 +279,7 @@ def _run(experiment, left, total, folder, jobs, command):
 def _summary(folder):
     if not results.is_finished(folder):
         return None
-    result = json.loads((folder / "result.json").read_text("utf-8"))
+    result = files.read_json(folder / "result.json")
     return (
         f"{100 * result['test_accuracy']:.1f} % at ε = "
         f"{float(result['epsilon']):.3g}"
@@ -315,7 +315,7 @@ def write_table(experiment, folder, command):
 def _commands(folder, command):
     """All commands that wrote to a folder, including this one."""
     file = folder / "commands.json"
-    known = json.loads(file.read_text("utf-8")) if file.exists() else []
+    known = files.read_json(file, list) if file.exists() else []
     if command not in known:
         known.append(command)
         text = json.dumps(known, indent=2, ensure_ascii=False)

@@ -78,3 +78,37 @@ def test_incomplete_files_of_killed_processes_are_removed(tmp_path):
     files.write_text(folder / "c", "whole")
     files.remove_incomplete(folder)
     assert not files.is_empty(folder)
+
+
+_NO_OBJECTS = {
+    "empty": b"",
+    "cut": b'{"epochs": 1',
+    "list": b"[1]",
+    "binary": b"\x88\xff",
+    "deep": b"[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("content", _NO_OBJECTS.values(), ids=_NO_OBJECTS)
+def test_a_damaged_file_is_named(tmp_path, content):
+    path = tmp_path / "config.json"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"config\.json as it was written"):
+        files.read_json(path)
+
+
+def test_a_missing_field_is_named_with_its_file(tmp_path):
+    path = tmp_path / "result.json"
+    path.write_text('{"config": {"epochs": 3}}', "utf-8")
+    content = files.read_json(path)
+    assert content == {"config": {"epochs": 3}}
+    assert content.get("summary") is None and "summary" not in content
+    for fields, name in ((content, "summary"), (content["config"], "model")):
+        with pytest.raises(ValueError, match=rf"result\.json .* '{name}', got"):
+            fields[name]
+
+
+def test_json_of_another_kind(tmp_path):
+    path = tmp_path / "commands.json"
+    path.write_text('["tf-dpsub"]', "utf-8")
+    assert files.read_json(path, list) == ["tf-dpsub"]

@@ -1,6 +1,8 @@
 """Files that are replaced as a whole, and that their owner alone reads."""
 
 import contextlib
+import functools
+import json
 import os
 import pathlib
 import secrets
@@ -46,6 +48,53 @@ def write_bytes(path, content: bytes):
 def write_text(path, text: str):
     """Replaces a file as a whole by a text."""
     write_bytes(path, text.encode())
+
+
+def damaged(path):
+    """The error of a file that does not hold what was written to it."""
+    return ValueError(
+        f"Expected {path} as it was written, got something else. Restore it."
+    )
+
+
+def read_json(path, kind=dict):
+    """Reads a file of JSON that a program has written.
+
+    Args:
+        path: string or path-like, the file.
+        kind: type of the content. Defaults to `dict`.
+
+    Returns:
+        The content. Its dicts raise `ValueError` for a field they do not have.
+
+    Raises:
+        ValueError: if the file holds something else.
+    """
+    path = pathlib.Path(path)
+    try:
+        content = json.loads(
+            path.read_text("utf-8"),
+            object_hook=functools.partial(_Fields, path),
+        )
+    except (ValueError, RecursionError) as error:
+        raise damaged(path) from error
+    if not isinstance(content, kind):
+        raise damaged(path)
+    return content
+
+
+class _Fields(dict):
+    """A dict from a file, which is named where a field is missing."""
+
+    def __init__(self, path, fields):
+        super().__init__(fields)
+        self._path = path
+
+    def __missing__(self, name):
+        raise ValueError(
+            f"Expected {self._path} to have the field {name!r}, got none: it "
+            "was damaged, or another version has written it. Restore it."
+        )
 
 
 def opener(path, flags):

@@ -107,7 +107,7 @@ class GeometricMedian:
         file = folder / "points.json"
         held = {"steps": steps, "points": {}}
         if file.exists():
-            held = json.loads(file.read_text("utf-8"))
+            held = files.read_json(file)
         if held["steps"] != steps:
             raise ValueError(
                 f"Expected a folder with runs of {steps} steps, got {folder}, "

@@ -120,7 +120,7 @@ class PlanRanking:
         """
         files.make_folder(folder)
         file = folder / "pairs.json"
-        held = json.loads(file.read_text("utf-8")) if file.exists() else {}
+        held = files.read_json(file) if file.exists() else {}
         found = 0
         for point in points:
             trials = folder.parent / point.name / "trials"
@@ -163,7 +163,7 @@ def settings(folder):
     """
     grouped = {}
     for file in sorted(folder.glob("*/result.json")):
-        result = json.loads(file.read_text("utf-8"))
+        result = files.read_json(file)
         config = _config(result["config"])
         kind = _kind(config)
         if kind is None:

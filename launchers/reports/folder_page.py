@@ -68,7 +68,7 @@ def write(folder):
 
 
 def _of_run(folder):
-    result = json.loads((folder / "result.json").read_text("utf-8"))
+    result = files.read_json(folder / "result.json")
     config = result["config"]
     title = f"{config['dataset']}: {config['optimizer']}, {config['model']}"
     sections = [
@@ -193,9 +193,15 @@ def _others(folder, result):
     found = []
     for file in folder.parent.glob("*/result.json"):
         try:
-            other = json.loads(file.read_text("utf-8"))
+            other = files.read_json(file)
             row = _compared(file, other)
-        except (OSError, ValueError, KeyError, TypeError):
+        except (
+            OSError,
+            ValueError,
+            TypeError,
+            AttributeError,
+            ArithmeticError,
+        ):
             # Files of other programs or versions are skipped.
             continue
         found.append((file.stat().st_mtime, file.parent == folder, row))

@@ -1,11 +1,11 @@
 """Conditions for resuming a run: its ledger and the same data."""
 
 import hashlib
-import json
 
 import numpy as np
 from keras import tree
 
+from tf_dpsub import files
 from tf_dpsub.launchers.training import run_directory
 
 # Number of input rows in the digest; it contains all labels.
@@ -79,7 +79,7 @@ def require_same(directory, ledger, data):
     file = directory.path / run_directory.DATA
     # Runs of earlier versions have no digest.
     if file.exists():
-        there |= json.loads(file.read_text("utf-8"))
+        there |= files.read_json(file)
     changes = [
         "other values"
         if name == "sha256"
@@ -92,24 +92,4 @@ def require_same(directory, ledger, data):
             f"Expected the data of the run in {directory.path} to resume it, "
             f"got others: {', '.join(changes)}. Give it the same data, or "
             "start another run in another workdir."
-        )
-
-
-def require_counted(ledger, steps: int, what):
-    """Checks that a ledger has not lost steps.
-
-    Args:
-        ledger: `tf_dpsub.accounting.PrivacyLedger` of the run.
-        steps: int, number of steps taken at least.
-        what: string or path, the evidence, for the message.
-
-    Raises:
-        ValueError: if the ledger has fewer.
-    """
-    if ledger.steps < steps:
-        raise ValueError(
-            f"Expected a ledger of at least {steps} steps, as {what} has them, "
-            f"got one of {ledger.steps}: it is not the latest one of this run, "
-            "and epsilon would be too low. Restore it, or start another run in "
-            "another workdir."
         )

@@ -32,6 +32,26 @@ def json_number(value):
     return value if math.isfinite(value) else str(value)
 
 
+def require_counted(ledger, steps: int, what):
+    """Checks that a ledger has not lost steps.
+
+    Args:
+        ledger: `tf_dpsub.accounting.PrivacyLedger` of the run.
+        steps: int, number of steps taken at least.
+        what: string or path, the evidence, for the message.
+
+    Raises:
+        ValueError: if the ledger has fewer.
+    """
+    if ledger.steps < steps:
+        raise ValueError(
+            f"Expected a ledger of at least {steps} steps, as {what} has them, "
+            f"got one of {ledger.steps}: it is not the latest one of this run, "
+            "and epsilon would be too low. Restore it, or start another run in "
+            "another workdir."
+        )
+
+
 def require_own(path, name):
     """Checks that a directory is new, empty, or of this program.
 
@@ -110,7 +130,7 @@ class RunDirectory:
                 f"Expected a new or empty workdir, got {self.path}, which "
                 f"holds {state}. Name another one, or go on with --resume."
             )
-        held = json.loads((self.path / "config.json").read_text("utf-8"))
+        held = files.read_json(self.path / "config.json")
         # A field that was added later had its default.
         defaults = json_fields(default.get_config())
         for name in self._config.keys() & defaults.keys() - held.keys():
@@ -174,11 +194,18 @@ class RunDirectory:
             files.remove_incomplete(folder)
 
     def result(self):
-        """Content of `result.json`; None if the run is not finished."""
+        """Content of `result.json`; None if the run is not finished.
+
+        Raises:
+            ValueError: if it is damaged.
+        """
         file = self.path / "result.json"
         if not file.exists():
             return None
-        return json.loads(file.read_text("utf-8"))
+        result = files.read_json(file)
+        if "summary" not in result:
+            raise files.damaged(file)
+        return result
 
     def remove_checkpoints(self):
         """Removes the files that a finished run no longer needs."""

@@ -72,7 +72,7 @@ class RunRecorder(keras.callbacks.Callback):
         if rows:
             # A budget may end an epoch early.
             done = (rows[-1]["epoch"] - 1) * steps_per_epoch + 1
-            resumption.require_counted(ledger, done, metrics)
+            run_directory.require_counted(ledger, done, metrics)
         if checkpoint is None:
             return
         if len(rows) < self.epochs:
@@ -95,7 +95,7 @@ class RunRecorder(keras.callbacks.Callback):
                 "it, or remove it: the run then begins again, and what was "
                 "spent counts."
             ) from error
-        resumption.require_counted(ledger, model.ledger.steps, checkpoint)
+        run_directory.require_counted(ledger, model.ledger.steps, checkpoint)
         model.ledger = ledger
         self.rows = rows[: self.epochs]
 
@@ -146,17 +146,20 @@ def _read(metrics):
     """Rows of the file of metrics; empty if there is none."""
     if not metrics.exists():
         return []
-    table = csv.DictReader(io.StringIO(metrics.read_text("utf-8")))
     try:
+        table = csv.DictReader(io.StringIO(metrics.read_text("utf-8")))
         rows = [
             {name: float(value) for name, value in row.items()} for row in table
         ]
         return [{**row, "epoch": int(row["epoch"])} for row in rows]
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"Expected {metrics} as this run has written it, got something "
-            "else. Restore it."
-        ) from error
+    except (
+        KeyError,
+        TypeError,
+        ValueError,
+        OverflowError,
+        csv.Error,
+    ) as error:
+        raise files.damaged(metrics) from error
 
 
 def _require_room(path, model):
@@ -168,4 +171,10 @@ def _require_room(path, model):
 
 
 def _epochs(checkpoint):
-    return int(checkpoint.name.partition(".")[0].removeprefix("epoch_"))
+    number = checkpoint.name.partition(".")[0].removeprefix("epoch_")
+    if not number.isdecimal():
+        raise ValueError(
+            f"Expected checkpoints with names like {_CHECKPOINT.format(1)}, "
+            f"got {checkpoint}. Remove it, or give it back its name."
+        )
+    return int(number)

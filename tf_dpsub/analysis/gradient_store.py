@@ -58,7 +58,7 @@ class GradientStore:
                 f"Expected a folder with gradients, got {str(folder)!r}, which "
                 f"has no {_DESCRIPTION}."
             )
-        description = json.loads(file.read_text("utf-8"))
+        description = files.read_json(file)
         self.variables = description["variables"]
         self.dtype = np.dtype(description["dtype"])
         self.max_bytes = description["max_bytes"]

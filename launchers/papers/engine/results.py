@@ -3,15 +3,17 @@
 import csv
 import dataclasses
 import functools
-import json
 import statistics
 
 import numpy as np
 
-from tf_dpsub import accounting
+from tf_dpsub import accounting, files
 from tf_dpsub.accounting import accountants
 from tf_dpsub.launchers.papers.engine import trials
-from tf_dpsub.launchers.training.run_directory import json_number
+from tf_dpsub.launchers.training.run_directory import (
+    json_number,
+    require_counted,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -161,8 +163,9 @@ def epochs_done(folder):
 def _outcome(trial, folder):
     if not is_finished(folder):
         return None
-    result = json.loads((folder / "result.json").read_text("utf-8"))
+    result = files.read_json(folder / "result.json")
     ledger = accounting.PrivacyLedger(folder / "ledger.json")
+    require_counted(ledger, result["steps"], folder / "result.json")
     return Outcome(
         trial=trial,
         accuracy=result["test_accuracy"],

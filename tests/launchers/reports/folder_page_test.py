@@ -298,6 +298,26 @@ class TestHeadline:
         )
 
 
+class TestOtherRuns:
+    def test_files_of_other_programs_are_left_out(self, tmp_path):
+        foreign = [
+            "",
+            "[]",
+            "{}",
+            RESULT | {"summary": 1},
+            RESULT | {"config": "digits"},
+            RESULT | {"epsilon": "much"},
+            RESULT | {"delta": "1e-5"},
+        ]
+        for name, content in enumerate([RESULT, RESULT, *foreign]):
+            folder = tmp_path / f"run_{name}"
+            folder.mkdir()
+            text = content if isinstance(content, str) else json.dumps(content)
+            (folder / "result.json").write_text(text, "utf-8")
+        page = folder_page.write(tmp_path / "run_0").read_text("utf-8")
+        assert re.findall(r"run_\d", page) == ["run_0", "run_1"]
+
+
 class TestTable:
     @pytest.fixture(name="file")
     def _file(self, tmp_path):
@@ -324,3 +344,9 @@ class TestTable:
 def test_folder_without_results(tmp_path):
     with pytest.raises(ValueError, match="neither result.json nor table.md"):
         folder_page.write(pathlib.Path(tmp_path))
+
+
+def test_a_result_without_fields(tmp_path):
+    (tmp_path / "result.json").write_text("{}", "utf-8")
+    with pytest.raises(ValueError, match="result.json to have the field"):
+        folder_page.write(tmp_path)

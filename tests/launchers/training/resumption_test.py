@@ -206,3 +206,29 @@ def test_goes_on_and_leaves_no_digest(data, workdir):
     # The block that was under way counts as spent.
     assert result["steps"] == 2 * STEPS_PER_EPOCH + 2 * STEPS_PER_EPOCH
     assert not (workdir / "data.json").exists()
+
+
+class TestDamage:
+    @pytest.mark.parametrize("name", ["config", "data", "result"])
+    @pytest.mark.parametrize("text", ["", "{", "[1]"])
+    def test_of_json(self, data, workdir, name, text):
+        (workdir / f"{name}.json").write_text(text, "utf-8")
+        refused(data, workdir, rf"Expected .*{name}\.json as it was written")
+
+    def test_a_result_without_fields(self, data, workdir):
+        (workdir / "result.json").write_text("{}", "utf-8")
+        refused(data, workdir, r"result\.json as it was written")
+
+    @pytest.mark.parametrize(
+        "content",
+        [b"a,b\n1,2\n", b"epoch,loss\n1\n", b"epoch\ninf\n", b"epoch\n\xff"],
+        ids=["other", "cut", "infinite", "binary"],
+    )
+    def test_of_metrics(self, data, workdir, content):
+        (workdir / "metrics.csv").write_bytes(content)
+        refused(data, workdir, r"Expected .*metrics\.csv as it was written")
+
+    def test_a_checkpoint_of_another_name(self, data, workdir):
+        name = "epoch_abc.weights.h5"
+        (workdir / "checkpoint" / name).write_bytes(b"x")
+        refused(data, workdir, rf"names like epoch_000001\..*got .*{name}")

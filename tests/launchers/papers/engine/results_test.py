@@ -114,3 +114,20 @@ def test_epochs_done_counts_what_is_written_down(tmp_path):
     assert results.epochs_done(tmp_path) == 0
     finished_trials.write(tmp_path, finished_trials.trial("a", "GP"), 0.5)
     assert results.epochs_done(tmp_path / "a") == 2
+
+
+@pytest.mark.parametrize("steps", [0, 19])
+def test_a_ledger_that_has_lost_steps_is_refused(tmp_path, steps):
+    trial = finished_trials.trial("gp", "GP")
+    finished_trials.write(tmp_path / "whole", trial, 0.9)
+    finished_trials.write(tmp_path / "other", trial, 0.9, steps=steps)
+    ledger = tmp_path / "whole" / trial.name / "ledger.json"
+    (tmp_path / "other" / trial.name / "ledger.json").replace(ledger)
+    experiment = trials.Experiment(
+        name="x", title="X", trials=(trial,), figures={}
+    )
+    with pytest.raises(ValueError, match=f"at least 20 steps.* of {steps}:"):
+        results.Results(experiment, tmp_path / "whole")
+    ledger.unlink()
+    with pytest.raises(ValueError, match="at least 20 steps.* of 0:"):
+        results.Results(experiment, tmp_path / "whole")
