@@ -1,5 +1,6 @@
 """Every mechanism passes its audit, and no broken twin of one does."""
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -12,6 +13,7 @@ from tests.auditing.audited_mechanisms import (
     in_subspace,
 )
 from tf_dpsub import optimizers
+from tf_dpsub.auditing import MechanismAudit
 from tf_dpsub.primitives.public_state import PublicState
 
 
@@ -68,6 +70,16 @@ def test_half_precision_has_a_finding_of_its_own():
     assert found.check not in CHECKS
     assert found.check == "sensitivity, mixed_float16"
     assert found.passed, found.detail
+
+
+@pytest.mark.parametrize("dtype_policy", ["float32", "mixed_float16"])
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_no_example_moves_it_further_by_its_views(name, dtype_policy):
+    (found,) = audit_of(
+        MECHANISMS[name], name, views=3, dtype_policy=dtype_policy
+    ).check_sensitivity(cases=60)
+    assert found.passed, found.detail
+    assert found.value > 0.3
 
 
 # Twins that are broken.
@@ -184,6 +196,27 @@ TWINS = {
     "no margin for rounding": (WithoutMargin, "sensitivity"),
     "no clip": (KeepsWhatIsNotFinite, "sensitivity"),
 }
+
+
+class ClippedByView(MechanismAudit):
+    """Clips each view by itself, as if all were examples."""
+
+    _VIEWS = 3
+
+    def nothing(self):
+        return tuple(np.repeat(a, self._VIEWS, 1) for a in super().nothing())
+
+    def _batch(self, batch, rows=None):
+        return super()._batch(
+            [tf.reshape(a, [self._VIEWS * a.shape[0], -1]) for a in batch],
+            rows if rows is None else self._VIEWS * rows,
+        )
+
+
+def test_views_that_are_clipped_alone_are_caught():
+    (found,) = ClippedByView(dpsgd).check_sensitivity(cases=60)
+    assert not found.passed
+    assert 2.9 < found.value <= 3
 
 
 @pytest.mark.parametrize("name", TWINS)

@@ -124,3 +124,62 @@ class TestRefused:
     def test_unknown_shape(self):
         with pytest.raises(ValueError, match="known shape.*ensure_shape"):
             batches(lambda x, y: (x[: tf.cast(y, tf.int32)], y))
+
+
+@pytest.mark.parametrize("kind", RANDOM)
+def test_views(kind):
+    """Each view has draws of its own, whoever else is in the batch."""
+    views = 3
+
+    def batch(count):
+        (batch,) = (
+            batches(RANDOM[kind], X[:count], Y[:count], batch_size=count)
+            .dataset(multiple_of=5, views=views)
+            .take(1)
+        )
+        return {k: v.numpy() for k, v in batch.items()}
+
+    all_rows, fewer = batch(N), batch(N - 3)
+    assert all_rows["x"].shape == (15, views, 3)
+    assert all_rows["y"].shape == (15, views)
+    assert all_rows["real"].shape == (15,)
+    np.testing.assert_array_equal(all_rows["x"][N:], 0)
+    numbers = all_rows["x"][:N].flatten()
+    assert len(set(numbers)) == len(numbers)
+    np.testing.assert_array_equal(
+        all_rows["y"][:N], np.repeat(Y[:, None], views, 1)
+    )
+    np.testing.assert_array_equal(fewer["x"][: N - 3], all_rows["x"][: N - 3])
+
+
+def test_views_without_a_map():
+    """They are equal: one is enough."""
+    sampler = PoissonBatches(X, Y, batch_size=N)
+    (batch,) = sampler.dataset(multiple_of=N, views=3).take(1)
+    np.testing.assert_array_equal(batch["x"], X[:, None])
+    assert not sampler.map_may_draw
+    with pytest.raises(ValueError, match="views"):
+        sampler.dataset(views=0)
+
+
+def test_an_empty_draw_of_views():
+    def shift(x, y, seed):
+        return x + tf.random.stateless_normal([3], seed), y
+
+    sampler = PoissonBatches(X, Y, batch_size=1, map=shift, seed=0)
+    assert sampler.map_may_draw
+    sizes = set()
+    for batch in sampler.dataset(multiple_of=4, views=2).take(30):
+        assert batch["x"].shape[1:] == (2, 3)
+        sizes.add(int(tf.reduce_sum(batch["real"])))
+    assert 0 in sizes
+
+
+def test_whether_a_map_may_draw():
+    def calls_python(x, y):
+        x = tf.numpy_function(lambda a: a, [x], tf.float32)
+        return tf.ensure_shape(x, [3]), y
+
+    for function in (*RANDOM.values(), calls_python):
+        assert batches(function).map_may_draw
+    assert not batches(lambda x, y: (2 * x, y)).map_may_draw

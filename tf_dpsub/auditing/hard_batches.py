@@ -57,7 +57,7 @@ def _not_finite(audit, x, y, generator):
 
 
 def _one_kernel(audit, x, y, generator):
-    x[-1, : INPUTS[0]] = 0
+    x[-1].reshape(audit.views, -1)[:, : INPUTS[0]] = 0
     x[-1] *= np.float32(1e3)
     return x, y
 

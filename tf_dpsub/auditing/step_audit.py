@@ -66,7 +66,8 @@ class StepAudit:
     """Makes single steps of a mechanism on gradients that are given.
 
     The model has two kernels, and a loss that is linear in them: the gradient
-    of an example is an outer product of its inputs and its targets for each.
+    of an example is an outer product of its inputs and its targets for each,
+    or the mean of those of its views.
 
     Args:
         make_optimizer: function of an inner optimizer and of the number of
@@ -74,6 +75,8 @@ class StepAudit:
             noise, without a seed.
         carrier_rank: int, for `RGP`, the rank of carriers. Defaults to `None`.
         batch_size: int, rows of a batch. Defaults to `16`.
+        views: int, views of each example, which stand side by side in its
+            inputs and targets. Defaults to `1`.
         dtype_policy: string, of the model; in `"mixed_float16"` large numbers
             overflow on the way. Defaults to `"float32"`.
 
@@ -90,9 +93,11 @@ class StepAudit:
         *,
         carrier_rank: int | None = None,
         batch_size: int = 16,
+        views: int = 1,
         dtype_policy: str = "float32",
     ):
         self.batch_size = batch_size
+        self.views = views
         self.dtype_policy = dtype_policy
         model = _linear_model(dtype_policy)
         if carrier_rank is not None:
@@ -104,7 +109,7 @@ class StepAudit:
         self._model.compile(self.optimizer, loss=_product)
         empty = self._batch(self.nothing())
         self._model.prepare_training(
-            tf.nest.map_structure(tf.type_spec_from_value, empty)
+            tf.nest.map_structure(tf.type_spec_from_value, empty), views
         )
         self._weights = self._model.trainable_variables
         self._start = [tf.identity(w) for w in self._weights]
@@ -126,9 +131,9 @@ class StepAudit:
 
     def nothing(self):
         """A batch of examples without gradients: inputs and targets."""
-        return (
-            np.zeros((self.batch_size, sum(INPUTS)), np.float32),
-            np.zeros((self.batch_size, sum(_OUTPUTS)), np.float32),
+        return tuple(
+            np.zeros((self.batch_size, self.views * numbers), np.float32)
+            for numbers in (sum(INPUTS), sum(_OUTPUTS))
         )
 
     def random(self, generator, scale=1.0):
@@ -327,8 +332,14 @@ class StepAudit:
         return noisy_sums
 
     def _batch(self, batch, rows=None):
+        if self.views > 1:
+            batch = [
+                tf.reshape(part, [part.shape[0], self.views, -1])
+                for part in batch
+            ]
         data = given_batches.padded(
-            given_batches.named(*batch), self._model.microbatch_size
+            given_batches.named(*batch),
+            self._model.microbatch_size_of(self.views),
         )
         if rows is not None:
             is_real = tf.range(data["real"].shape[0]) < rows
@@ -410,11 +421,20 @@ def _product(y_true, y_pred):
 
 def sq_norms(x, y):
     """Squared norms of the gradients of examples, over both kernels."""
+    views = x.shape[1] // sum(INPUTS)
+    x, y = (a.reshape(len(a), views, -1) for a in (x, y))
     parts = zip(
-        np.split(x, np.cumsum(INPUTS)[:-1], 1),
-        np.split(y, np.cumsum(_OUTPUTS)[:-1], 1),
+        np.split(x, np.cumsum(INPUTS)[:-1], 2),
+        np.split(y, np.cumsum(_OUTPUTS)[:-1], 2),
     )
-    return sum((a**2).sum(1) * (b**2).sum(1) for a, b in parts)
+    # The inner product of the gradients of two views is that of their inputs
+    # times that of their targets.
+    products = sum(_gram(a) * _gram(b) for a, b in parts)
+    return np.maximum(products.sum((1, 2)), 0) / views**2
+
+
+def _gram(a):
+    return a @ a.swapaxes(1, 2)
 
 
 def _is_reachable(noisy, sums):

@@ -8,6 +8,7 @@ from tf_dpsub.callbacks.gradient_recorders import (
 from tf_dpsub.callbacks.privacy_budget import PrivacyBudget
 from tf_dpsub.callbacks.private_gradient_recorder import PrivateGradientRecorder
 from tf_dpsub.callbacks.residual_recorder import ProjectionResidualRecorder
+from tf_dpsub.callbacks.swap_ema_weights import SwapEMAWeights
 
 __all__ = [
     "PrivacyBudget",
@@ -16,4 +17,5 @@ __all__ = [
     "ProjectionErrorRecorder",
     "ProjectionResidualRecorder",
     "SpectrumRecorder",
+    "SwapEMAWeights",
 ]

@@ -82,6 +82,7 @@ class PoissonBatches:
             source, or where `map` makes others of them.
         comparable_inputs: the inputs as `overlap.count_common` takes them, also
             of a source; `None` where `map` makes others of them.
+        map_may_draw: bool, whether `map` may make a row differently each time.
         assumptions: tuple of strings, on which the privacy statement rests.
 
     Raises:
@@ -149,9 +150,10 @@ class PoissonBatches:
             _tensor_gather(arrays) if read is None else _numpy_gather(read)
         )
         self.assumptions = getattr(x, "assumptions", ())
-        self._map = None
+        self._map, self.map_may_draw = None, False
         if map is not None:
             self._map = row_maps.RowMap(map, self._gather)
+            self.map_may_draw = self._map.may_draw
             self.inputs = self.comparable_inputs = None
 
     def with_inputs(self, x):
@@ -207,7 +209,7 @@ class PoissonBatches:
         rows = max(self._quantile(replicas), 1)
         return math.ceil(rows / multiple_of) * multiple_of
 
-    def dataset(self, *, multiple_of: int = 1, shard=(0, 1)):
+    def dataset(self, *, multiple_of: int = 1, shard=(0, 1), views: int = 1):
         """Builds the infinite `tf.data.Dataset` of batches.
 
         Every element is a dict: `"x"`; `"y"` and `"w"` (float32) if there are
@@ -224,16 +226,21 @@ class PoissonBatches:
                 `i` with `i % replicas == r`. Each replica draws its shard
                 independently with the same rate, so that together they draw
                 one Poisson batch. Defaults to `(0, 1)`, all examples.
+            views: int, how many views of each row `map` makes, with draws of
+                their own. With more than one, all parts but `"real"` are
+                `[rows, views, ...]`; without a `map`, whose views would be
+                equal, `[rows, 1, ...]`. Defaults to `1`.
 
         Returns:
             A `tf.data.Dataset`. The number of rows is `None` in its element
             spec; all other dimensions are static.
 
         Raises:
-            ValueError: if `multiple_of` is not a positive int, or unless
-                `0 <= r < replicas`.
+            ValueError: if `multiple_of` or `views` is not a positive int, or
+                unless `0 <= r < replicas`.
         """
         index, replicas = shard
+        check_count("views", views)
         capacity = self.capacity(multiple_of, replicas)
         if not (is_int(index) and 0 <= index < replicas):
             raise ValueError(
@@ -260,7 +267,13 @@ class PoissonBatches:
             padding = passes * capacity - drawn
             parts = self._gather(indices)
             if self._map is not None:
-                parts = self._map(parts, indices, _step_key(*key))
+                parts = self._map(parts, indices, _step_key(*key), views)
+            if views > 1:
+                drawn_views = 1 if self._map is None else views
+                parts = keras.tree.map_structure(
+                    lambda t: tf.reshape(t, [drawn, drawn_views, *t.shape[1:]]),
+                    parts,
+                )
             parts = parts | {"real": tf.ones([drawn])}
             return {
                 name: keras.tree.map_structure(

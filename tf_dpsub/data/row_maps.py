@@ -25,6 +25,9 @@ class RowMap:
         gather: function of int64 indices `[rows]`, gives a dict of structures
             of tensors `[rows, ...]`.
 
+    Attributes:
+        may_draw: bool, whether two views of a row may differ.
+
     Raises:
         ValueError: if the function keeps a state, draws without a seed, or
             returns tensors of unknown shape.
@@ -33,6 +36,7 @@ class RowMap:
     def __init__(self, function, gather):
         self._function = function
         self._takes_seed = "seed" in inspect.signature(function).parameters
+        self.may_draw = self._takes_seed
         batch = _traced(gather, tf.TensorSpec([None], tf.int64))
         row = keras.tree.map_structure(
             lambda t: tf.TensorSpec(t.shape[1:], t.dtype),
@@ -40,24 +44,33 @@ class RowMap:
         )
         traced = _traced(self._map_row, row, tf.TensorSpec([2], tf.int64))
         _check(traced)
+        self.may_draw |= effects.calls_python(traced.graph)
         self._spec = keras.tree.map_structure(
             lambda t: tf.TensorSpec(t.shape, t.dtype), traced.structured_outputs
         )
 
-    def __call__(self, parts, indices, key):
+    def __call__(self, parts, indices, key, views: int = 1):
         """Rows as the function makes them.
 
         Args:
             parts: dict of structures of tensors `[rows, ...]`.
             indices: int64 tensor `[rows]`, the numbers of the examples.
             key: int64 tensor `[2]`, secret, of this step.
+            views: int, how often each row is made, with seeds of its own each
+                time. Defaults to `1`.
 
         Returns:
-            dict of structures of tensors `[rows, ...]`.
+            dict of structures of tensors `[rows * views, ...]`, the views of a
+            row one after another.
         """
+        parts, indices = keras.tree.map_structure(
+            lambda t: tf.repeat(t, views, axis=0), (parts, indices)
+        )
+        rows = tf.size(indices)
+        view = tf.range(rows, dtype=tf.int64) % views
         seeds = tf.stack(
-            [tf.fill(tf.shape(indices), key[0]), key[1] + indices], 1
-        )  # [rows, 2]
+            [tf.fill([rows], key[0]), key[1] + indices * views + view], 1
+        )  # [rows * views, 2]
         return tf.map_fn(
             lambda arguments: self._map_row(*arguments),
             (parts, seeds),
@@ -69,8 +82,9 @@ class RowMap:
         arguments = [row["x"], row.get("y"), row.get("w")]
         while arguments[-1] is None:
             arguments.pop()
-        with _FreshSeeds(seed):
+        with _FreshSeeds(seed) as scope:
             result = self._function(*arguments, **keywords)
+        self.may_draw |= bool(scope.state_mapping)
         result = keras.utils.unpack_x_y_sample_weight(result)
         return {
             name: keras.tree.map_structure(

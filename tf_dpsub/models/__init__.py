@@ -16,6 +16,7 @@ from tf_dpsub.models.language_models import (
     roberta_classifier,
 )
 from tf_dpsub.models.mlp import mlp
+from tf_dpsub.models.partial_training import train_only
 from tf_dpsub.models.resnet import (
     resnet20_gn,
     wide_resnet_gn,
@@ -38,6 +39,7 @@ __all__ = [
     "replace_batch_normalization",
     "resnet20_gn",
     "roberta_classifier",
+    "train_only",
     "wide_resnet_gn",
     "wrn28_2_gn",
     "wrn28_4_gn",

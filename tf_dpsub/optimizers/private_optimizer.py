@@ -1,6 +1,7 @@
 """The base of all private optimizers."""
 
 import abc
+import contextlib
 import difflib
 import inspect
 
@@ -45,6 +46,10 @@ class PrivateOptimizer(OptimizerWrapper, abc.ABC):
             statement then says so. Defaults to `None`, fresh entropy.
         secure_noise: bool, whether noise is drawn from the operating system's
             cryptographic generator, which is slow. Defaults to `False`.
+        ema_warmup: bool, whether the moving average of the weights, which
+            `use_ema=True` of `optimizer` makes, forgets the first steps sooner:
+            by `min(ema_momentum, (1 + t) / (10 + t))` after `t` steps. Defaults
+            to `False`.
         name: string. Defaults to `None`.
 
     Raises:
@@ -63,6 +68,7 @@ class PrivateOptimizer(OptimizerWrapper, abc.ABC):
         per_example: str = "auto",
         seed: int | None = None,
         secure_noise: bool = False,
+        ema_warmup: bool = False,
         name: str | None = None,
         **unknown,
     ):
@@ -87,6 +93,14 @@ class PrivateOptimizer(OptimizerWrapper, abc.ABC):
         self.per_example = per_example
         self._seed = seed
         self.secure_noise = bool(secure_noise)
+        if ema_warmup and not self.inner_optimizer.use_ema:
+            raise ValueError(
+                "Expected an inner optimizer with a moving average for "
+                "ema_warmup=True, got use_ema=False. Pass "
+                f"`{type(self.inner_optimizer).__name__}(..., use_ema=True, "
+                "ema_momentum=0.99)`."
+            )
+        self.ema_warmup = bool(ema_warmup)
         self._public_state = PublicState()
 
     # Public, and frozen: the ledger has recorded them.
@@ -283,7 +297,25 @@ class PrivateOptimizer(OptimizerWrapper, abc.ABC):
             tf.cast(g / replicas if replicas > 1 else g, v.dtype)
             for g, v in zip(gradients, self._trainable_variables)
         ]
-        self.inner_optimizer.apply(gradients, self._trainable_variables)
+        with self._momentum_of_average():
+            self.inner_optimizer.apply(gradients, self._trainable_variables)
+
+    @contextlib.contextmanager
+    def _momentum_of_average(self):
+        """A context in which the inner optimizer has that of this step."""
+        inner, momentum = (
+            self.inner_optimizer,
+            self.inner_optimizer.ema_momentum,
+        )
+        if self.ema_warmup:
+            steps = tf.cast(tf.convert_to_tensor(self.iterations), tf.float32)
+            inner.ema_momentum = tf.minimum(
+                momentum, (1 + steps) / (10 + steps)
+            )
+        try:
+            yield
+        finally:
+            inner.ema_momentum = momentum
 
     def get_config(self):
         return {
@@ -295,6 +327,7 @@ class PrivateOptimizer(OptimizerWrapper, abc.ABC):
             "per_example": self.per_example,
             "seed": self.seed,
             "secure_noise": self.secure_noise,
+            "ema_warmup": self.ema_warmup,
         }
 
 

@@ -53,6 +53,8 @@ class CarriedLedger(tf.train.experimental.PythonState):
         self._initial = _digest_of_variables(model.weights)
         # Of the weights that the last private step left; None if not known.
         self._digest = None
+        # Of the moving average that the inner optimizer has made of them.
+        self._averaged = None
         self._is_training = False
         self._warned = None
         self._optimizer = lambda: None
@@ -97,16 +99,14 @@ class CarriedLedger(tf.train.experimental.PythonState):
     def end_epoch(self):
         """Called after the last private step of an epoch."""
         self._digest, self._is_training = self._present(), False
+        self._averaged = None
+        if self._model.optimizer.inner_optimizer.use_ema:
+            self._averaged = _digest_of_variables(self._averaged_weights())
 
     def end_run(self):
         """Called when a run is over."""
         if self._is_training:
             self.end_epoch()
-        elif self._model.optimizer.inner_optimizer.use_ema:
-            # Keras leaves the averages that private steps have made.
-            averaged = _digest_of_variables(self._averaged_weights())
-            if averaged == _digest_of_variables(self._model.weights):
-                self._digest = averaged
 
     def _averaged_weights(self):
         inner = self._model.optimizer.inner_optimizer
@@ -142,7 +142,8 @@ class CarriedLedger(tf.train.experimental.PythonState):
         """Tells whether weights have changed since the last private step."""
         if self._is_training or self._digest is None:
             return False
-        return self._digest != _digest_of_variables(self._model.weights)
+        present = _digest_of_variables(self._model.weights)
+        return present not in (self._digest, self._averaged)
 
     def is_newly_changed(self):
         """Tells the same as `is_changed`, but once for the same weights."""
@@ -152,9 +153,10 @@ class CarriedLedger(tf.train.experimental.PythonState):
         return True
 
     def _present(self):
-        if not self._is_training:
-            return self._digest
-        return _digest_of_variables(self._model.weights)
+        present = _digest_of_variables(self._model.weights)
+        if self._is_training or present == self._averaged:
+            return present
+        return self._digest
 
     # What weights are kept in.
 
@@ -179,6 +181,7 @@ class CarriedLedger(tf.train.experimental.PythonState):
         ledger = accounting.PrivacyLedger.from_json(kept["ledger"])
         self._model.ledger.merge(ledger)
         self._digest, self._is_training = kept["weights"], False
+        self._averaged = None
         # Earlier versions did not keep it.
         self._initial = kept.get("initial")
 

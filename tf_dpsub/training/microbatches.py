@@ -18,7 +18,9 @@ _FEW_NUMBERS = 2**17
 _AT_ONCE = 16
 
 
-def default_size(model, batch_size: int, replicas: int = 1) -> int:
+def default_size(
+    model, batch_size: int, replicas: int = 1, views: int = 1
+) -> int:
     """The microbatch size of those who choose none.
 
     A small model on a CPU works through the whole batch at once, or in a few
@@ -29,14 +31,16 @@ def default_size(model, batch_size: int, replicas: int = 1) -> int:
         model: `keras.Model` that is built.
         batch_size: int, the expected batch size.
         replicas: int, how many share the batch. Defaults to `1`.
+        views: int, how many of each example the model is given. Defaults to
+            `1`.
 
     Returns:
         int, two at least: a batch of one has no axis to follow.
     """
     if tf.config.list_logical_devices("GPU"):
-        return max(2, min(_ON_GPU, batch_size))
-    if _numbers(model) > _FEW_NUMBERS:
-        return max(2, min(_ON_CPU, batch_size))
+        return max(2, min(_ON_GPU // views, batch_size))
+    if _numbers(model) * views > _FEW_NUMBERS:
+        return max(2, min(_ON_CPU // views, batch_size))
     expected = batch_size / replicas
     most = expected + 3 * math.sqrt(expected)
     parts = math.ceil(most / LARGEST_MICROBATCH)

@@ -14,6 +14,7 @@ from tf_dpsub import accounting
 from tf_dpsub.data import given_batches, poisson_batches
 from tf_dpsub.primitives import clipping
 from tf_dpsub.training import microbatches
+from tf_dpsub.training.views import Views
 
 # Figures of a warning are for this one.
 _DELTA = 1e-5
@@ -31,6 +32,8 @@ class PrivateBatches:
         steps_per_epoch: int, None if not known.
         steps_to_take: int, how many of the dataset's batches Keras takes for an
             epoch; None, all that there are.
+        views: int, of each example. With more than one, parts of a batch have
+            an axis of views behind that of the batch.
         each_example_once_per_epoch: bool, whether the user states it.
         raw_inputs: structure of arrays, the inputs before features were made
             of them; None where the batches hold inputs.
@@ -40,6 +43,7 @@ class PrivateBatches:
     poisson: poisson_batches.PoissonBatches | None
     steps_per_epoch: int | None
     steps_to_take: int | None
+    views: int = 1
     each_example_once_per_epoch: bool = False
     raw_inputs: object = None
 
@@ -53,14 +57,15 @@ class PrivateBatches:
         *,
         steps_per_epoch: int | None = None,
         epochs: int = 1,
+        views: int = 1,
         each_example_once_per_epoch: bool = False,
     ):
         """Makes the batches of a call of `fit`.
 
         Args:
             model: compiled `PrivateModel`.
-            x, y, sample_weight, steps_per_epoch, each_example_once_per_epoch:
-                as for `PrivateModel.fit`.
+            x, y, sample_weight, steps_per_epoch, views,
+                each_example_once_per_epoch: as for `PrivateModel.fit`.
             epochs: int, how many the run has. Defaults to `1`.
 
         Returns:
@@ -73,9 +78,9 @@ class PrivateBatches:
         if each_example_once_per_epoch:
             _check_epochs(poisson, x, steps_per_epoch)
         if poisson is not None:
-            batches = cls.drawn(model, poisson, steps_per_epoch)
+            batches = cls.drawn(model, poisson, steps_per_epoch, views)
             return dataclasses.replace(batches, raw_inputs=raw_inputs)
-        batches = cls.given(model, x, steps_per_epoch)
+        batches = cls.given(model, x, steps_per_epoch, views)
         if each_example_once_per_epoch:
             return dataclasses.replace(
                 batches, each_example_once_per_epoch=True
@@ -85,27 +90,44 @@ class PrivateBatches:
         return batches
 
     @classmethod
-    def drawn(cls, model, poisson, steps_per_epoch: int | None = None):
+    def drawn(
+        cls,
+        model,
+        poisson,
+        steps_per_epoch: int | None = None,
+        views: int = 1,
+    ):
         """Batches that `data.PoissonBatches` draws: of each replica its own."""
         steps = steps_per_epoch or poisson.steps_per_epoch
-        return cls(_distributed(model, poisson), poisson, steps, steps)
+        dataset = _distributed(model, poisson, views)
+        return cls(dataset, poisson, steps, steps, views)
 
     @classmethod
-    def given(cls, model, dataset, steps_per_epoch: int | None = None):
+    def given(
+        cls,
+        model,
+        dataset,
+        steps_per_epoch: int | None = None,
+        views: int = 1,
+    ):
         """Batches of a `tf.data.Dataset`, as they come."""
         dataset = model.preprocessed(dataset)
-        size = model.microbatch_size
+        size = model.microbatch_size_of(views)
         microbatches.spec_of(dataset.element_spec, size)
+        layout = Views.of_run(views)
         dataset = dataset.map(
-            lambda *data: padded(
-                model,
-                keras.utils.unpack_x_y_sample_weight(
-                    data[0] if len(data) == 1 else data
-                ),
+            lambda *data: layout.with_axis(
+                padded(
+                    model,
+                    keras.utils.unpack_x_y_sample_weight(
+                        data[0] if len(data) == 1 else data
+                    ),
+                    views,
+                )
             )
         )
         steps = steps_per_epoch or _cardinality(dataset)
-        return cls(dataset, None, steps, steps_per_epoch)
+        return cls(dataset, None, steps, steps_per_epoch, views)
 
     @property
     def spec(self):
@@ -122,18 +144,24 @@ class PrivateBatches:
             return self.raw_inputs
         return None if self.poisson is None else self.poisson.comparable_inputs
 
+    @property
+    def views_may_differ(self):
+        """Whether they do before random layers of the model see them."""
+        return self.poisson is not None and self.poisson.map_may_draw
 
-def padded(model, data: tuple) -> dict:
+
+def padded(model, data: tuple, views: int = 1) -> dict:
     """A batch of the user's, padded to whole microbatches.
 
     Args:
         model: compiled `PrivateModel`.
         data: tuple of `x`, and perhaps `y` and sample weights.
+        views: int, of each example. Defaults to `1`.
 
     Returns:
-        dict of structures of tensors.
+        dict of structures of tensors, without an axis of views.
     """
-    size = model.microbatch_size
+    size = model.microbatch_size_of(views)
     return given_batches.padded(
         given_batches.named(*data),
         size,
@@ -237,18 +265,21 @@ def _sampling_seed(model):
     return int(np.random.SeedSequence(entropy).generate_state(1)[0])
 
 
-def _distributed(model, poisson):
+def _distributed(model, poisson, views):
     """A dataset of Poisson batches: one of its own for each replica."""
-    strategy, multiple = model.distribute_strategy, model.microbatch_size
+    strategy = model.distribute_strategy
+    multiple = model.microbatch_size_of(views)
     replicas = strategy.num_replicas_in_sync
     if replicas == 1:
-        return poisson.dataset(multiple_of=multiple)
+        return poisson.dataset(multiple_of=multiple, views=views)
 
     def shards_of(context):
         count = replicas // context.num_input_pipelines
         first = context.input_pipeline_id * count
         shards = [
-            poisson.dataset(multiple_of=multiple, shard=(r, replicas))
+            poisson.dataset(
+                multiple_of=multiple, shard=(r, replicas), views=views
+            )
             for r in range(first, first + count)
         ]
         # The replicas of a worker take elements in turn.

@@ -8,6 +8,7 @@ from absl import logging
 from keras import tree
 
 from tf_dpsub import accounting, interruptions
+from tf_dpsub.checks import check_count
 from tf_dpsub.optimizers.private_optimizer import PrivateOptimizer
 from tf_dpsub.training import (
     carried_ledger,
@@ -225,7 +226,6 @@ class PrivateModel(saving.SavedWithLedger):
         self._tallies = tallies.Tallies(self)
         self._steps = private_step.StepCache(self, self._tallies.dropped)
         self.training_step = None
-        self._default_microbatch_size = None
 
     def _assert_compile_called(self, method_name=None):
         if not self.compiled:
@@ -258,6 +258,7 @@ class PrivateModel(saving.SavedWithLedger):
         validation_batch_size=None,
         validation_freq=1,
         *,
+        views: int = 1,
         each_example_once_per_epoch: bool = False,
         allow_private_selection: bool = False,
         validation_data_is_public: bool = False,
@@ -270,11 +271,21 @@ class PrivateModel(saving.SavedWithLedger):
         epoch is `ceil(n / batch_size)` steps. A `tf.data.Dataset` of batches is
         trained on as it comes, and accounted for without amplification.
 
+        Formal guarantees: what a step releases, its sensitivity and its event
+        do not depend on `views`. Each view is made of its own example and of
+        random numbers that are independent of all examples, and the mean of
+        the gradients of all views of an example is clipped as one.
+
         Args: as `keras.Model.fit`; `shuffle` has no effect.
             x: arrays, a `keras.utils.PyDataset` for its rows,
                 `tf_dpsub.data.PoissonBatches`, or a `tf.data.Dataset`.
             batch_size: int, the expected batch size, which must be that of the
                 optimizer. Defaults to `None`, that of the optimizer.
+            views: int, how many views of each drawn example enter the step:
+                its gradient is the mean of those of its views. The `map` of
+                `PoissonBatches` makes each of them anew, and so do random
+                layers of the model. A step costs as many times as much.
+                Defaults to `1`.
             each_example_once_per_epoch: bool, states that the dataset gives
                 each example at most once per epoch: the smaller epsilon of so
                 many epochs then counts. Defaults to `False`.
@@ -291,11 +302,13 @@ class PrivateModel(saving.SavedWithLedger):
             A `keras.callbacks.History`.
 
         Raises:
-            ValueError: if the data, the batch size or a callback do not fit.
+            ValueError: if the data, the batch size, the number of views or a
+                callback do not fit.
             ConnectionError: if one of several workers is lost.
             MemoryError: if memory does not suffice for a microbatch.
         """
         self._assert_compile_called("fit")
+        check_count("views", views)
         self._carried_ledger.require_all_steps()
         batch_size = private_batches.checked_batch_size(
             self.optimizer, batch_size
@@ -327,10 +340,15 @@ class PrivateModel(saving.SavedWithLedger):
             sample_weight,
             steps_per_epoch=steps_per_epoch,
             epochs=epochs - initial_epoch,
+            views=views,
             each_example_once_per_epoch=each_example_once_per_epoch,
         )
         workers.require_same_training(
-            self, batches, epochs=epochs, initial_epoch=initial_epoch
+            self,
+            batches,
+            epochs=epochs,
+            initial_epoch=initial_epoch,
+            views=views,
         )
         stated = requirements.stated(
             self,
@@ -339,7 +357,8 @@ class PrivateModel(saving.SavedWithLedger):
             validation_data if is_public else None,
             allow_private_selection,
         )
-        self.prepare_training(batches.spec)
+        self.prepare_training(batches.spec, views)
+        requirements.warn_of_equal_views(self, batches)
         current_run = run.Run(
             self,
             run.entry_of(self, batches, **stated),
@@ -473,16 +492,18 @@ class PrivateModel(saving.SavedWithLedger):
     @property
     def microbatch_size(self):
         """Number of examples that a step works through at a time."""
+        return self.microbatch_size_of(views=1)
+
+    def microbatch_size_of(self, views: int) -> int:
+        """The microbatch size of a run.
+
+        Args:
+            views: int, views of each example.
+        """
         if self.optimizer.microbatch_size is not None:
             # A batch of one has no axis to follow.
             return max(2, self.optimizer.microbatch_size)
-        if self._default_microbatch_size is None:
-            self._default_microbatch_size = microbatches.default_size(
-                self.model,
-                self.optimizer.batch_size,
-                self.distribute_strategy.num_replicas_in_sync,
-            )
-        return self._default_microbatch_size
+        return self._steps.default_microbatch_size(views)
 
     # What `current_run` has, by its names until version 0.2.
 
@@ -497,19 +518,24 @@ class PrivateModel(saving.SavedWithLedger):
 
     # One step.
 
-    def prepare_training(self, spec):
+    def prepare_training(self, spec, views: int = 1):
         """Builds all state, and the step, once for batches of one kind.
 
         Args:
             spec: structure of `tf.TensorSpec` of a batch: a dict of `x`, `y`,
                 `w` where there are weights, and `real`.
+            views: int, views of each example, as for `fit`. With more than
+                one, `x`, `y` and `w` have an axis of them behind that of the
+                batch: of this size, or of 1 where the model augments.
+                Defaults to `1`.
         """
         requirements.require_full_precision()
         with self.distribute_strategy.scope():
             self.optimizer.build_for(self)
             requirements.check_optimizer(self)
-            spec = microbatches.spec_of(spec, self.microbatch_size)
-            self.training_step = self._steps.of(spec)
+            size = self.microbatch_size_of(views)
+            spec = microbatches.spec_of(spec, size)
+            self.training_step = self._steps.of(spec, views)
             self.optimizer.public_state.attach(self)
 
     def make_train_function(self, force=False):

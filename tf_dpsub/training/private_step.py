@@ -11,8 +11,9 @@ from tf_dpsub.gradients.graph import effects, sources
 from tf_dpsub.gradients.rows import mask_rows, scale_rows
 from tf_dpsub.gradients.tracing import trace
 from tf_dpsub.layers import conversion
-from tf_dpsub.training import ids, own_loss, step_states
+from tf_dpsub.training import ids, microbatches, own_loss, step_states
 from tf_dpsub.training.per_example_loss import PerExampleLoss
+from tf_dpsub.training.views import Views
 
 # float16 losses are multiplied by this constant, which is public: gradients
 # would underflow. Rows are divided by it in float32, before their norms.
@@ -31,16 +32,22 @@ class PrivateStep:
     Formal guarantees: what leaves the step is the sums, to be perturbed by the
     optimizer, and training metrics, which are private. States of the model
     that it changes, such as seeds of dropout, have public values afterwards.
+    The row of an example is the mean of the gradients of its views: clipped as
+    one, it moves a sum by the clip at most, however many views there are.
 
     Args:
         model: compiled `PrivateModel`, whose optimizer is built.
-        spec: structure of `tf.TensorSpec`, those of a microbatch.
+        spec: structure of `tf.TensorSpec`, those of a microbatch; of several
+            views they have an axis for them.
         dropped: `keras.metrics.Sum`, counts the examples that contributed
             nothing because their gradients were not finite, or a label or an id
             was out of range.
+        views: int, how many of each example there are. Defaults to `1`.
 
     Attributes:
-        spec: as given.
+        spec: structure of `tf.TensorSpec` of a microbatch, without views.
+        is_random: bool, whether random numbers of the model differ from one
+            view to another.
         optimizer: the private optimizer that it clips for.
         implementation: string, how per-example gradients are computed.
         is_compiled: bool, whether XLA compiles them.
@@ -53,11 +60,13 @@ class PrivateStep:
             gradients.ReadsState: as `tf_dpsub.gradients.selection` says.
     """
 
-    def __init__(self, model, spec, dropped):
+    def __init__(self, model, spec, dropped, views: int = 1):
         _require_graphs()
         self._model = model
         self._dropped = dropped
-        self.spec = spec
+        self._views = Views.of_run(views)
+        self._public_views = self._views.of_public(spec)
+        self.spec = self._views.without_axis(spec)
         self.optimizer = model.optimizer
         self._microbatch_size = spec["real"].shape[0]
         self._metrics = model._compile_metrics
@@ -69,8 +78,8 @@ class PrivateStep:
             self._own_loss = own_loss.OwnLoss(
                 model.model, self._per_example_loss
             )
-        self._build(spec)
-        loss_fn = self._loss_fn()
+        self.is_random = self._build(spec)
+        loss_fn = self._loss_fn(self._views)
         plain = model.model
         self._states = step_states.StepStates(plain)
         forward = selection.forward_pass(
@@ -109,6 +118,9 @@ class PrivateStep:
                 len(self._states.seeds),
             )
         )
+        if self.implementation == "graph" and not forward.draws:
+            uses = (self._may_read.uses or {}).values()
+            self.is_random = sources.EACH in uses
         # XLA cannot compile a loop or map over examples around a model's loop,
         # and where no state determines what is drawn, it draws from a constant.
         self.is_compiled = (
@@ -136,10 +148,17 @@ class PrivateStep:
         return self._function(batch)
 
     def _build(self, spec):
-        """Creates variables of losses and metrics outside of any step."""
-        forward = trace(lambda x: self._model.call(x, training=True), spec["x"])
+        """Creates variables of losses and metrics outside of any step.
+
+        Returns:
+            bool, whether the model draws random numbers.
+        """
+        merged = trace(self._views.merged, spec).structured_outputs
+        forward = trace(
+            lambda x: self._model.call(x, training=True), merged["x"]
+        )
         outputs = forward.structured_outputs
-        y, y_pred = tree.map_structure(_keras_spec, (spec.get("y"), outputs))
+        y, y_pred = tree.map_structure(_keras_spec, (merged.get("y"), outputs))
         if self._own_loss is not None:
             # It chooses what a loss of `compile` is given.
             trace(self._check_own_loss, spec)
@@ -152,20 +171,26 @@ class PrivateStep:
             self._per_example_loss.build(y, y_pred)
         if self._metrics is not None:
             backend.compute_output_spec(self._metrics.update_state, y, y_pred)
+        return effects.draws(forward.graph, stateless=True)
 
     def _check_own_loss(self, batch):
+        batch = self._views.merged(batch)
         y_pred = self._model.call(batch["x"], training=True)
         self._own_loss.check(batch["x"], batch.get("y"), y_pred, batch.get("w"))
         return batch["real"]
 
-    def _loss_fn(self, loss_scale=1.0):
+    def _loss_fn(self, views, loss_scale=1.0):
         """The loss of each example of a batch, 0 where a row only pads it."""
 
         def loss_fn(batch):
             real = batch["real"]
             checked = ids.IdsInRange()
             with self._states.one_pass(), checked.watched():
-                y_pred, losses, outputs = self._forward(batch)
+                y_pred, losses, outputs = self._forward(
+                    views.merged(batch), real.shape[0] * views.count
+                )
+            y_pred = tree.map_structure(views.apart, y_pred)
+            losses, *outputs = map(views.mean, [losses, *outputs])
             inputs = tree.flatten(batch)
             factors = checked.not_a_number(inputs, real.shape[0])
             if factors is not None:
@@ -176,14 +201,13 @@ class PrivateStep:
 
         return loss_fn
 
-    def _forward(self, batch):
-        """Predictions, the loss of each example, and those of each output."""
-        real = batch["real"]
+    def _forward(self, batch, rows):
+        """Predictions, the loss of each row, and those of each output."""
         y_pred = tree.map_structure(
-            lambda t: _with_batch_size(t, real.shape[0]),
+            lambda t: _with_batch_size(t, rows),
             self._model.call(batch["x"], training=True),
         )
-        losses, outputs = tf.zeros_like(real), []
+        losses, outputs = tf.zeros([rows]), []
         if self._own_loss is not None:
             losses = self._own_loss(
                 batch["x"], batch.get("y"), y_pred, batch.get("w")
@@ -192,7 +216,7 @@ class PrivateStep:
             losses, outputs = self._per_example_loss(
                 batch["y"], y_pred, batch.get("w")
             )
-        added = _added_losses(self._model.model, real.shape)
+        added = _added_losses(self._model.model, losses.shape)
         return y_pred, tf.add_n([losses, *added]), outputs
 
     def _sums(self, batch):
@@ -247,15 +271,19 @@ class PrivateStep:
         """Gradients of the examples of a batch, worked through as a whole.
 
         Args:
-            part: dict of tensors of static size.
+            part: dict of tensors of static size, without views.
 
         Returns:
             A `gradients.PerExampleGradients`, and what metrics need.
         """
+        views = self._public_views
+        return self._rows(views.with_axis(part), views)
+
+    def _rows(self, part, views):
         is_float16 = self._model.model.compute_dtype == "float16"
         loss_scale = _FLOAT16_LOSS_SCALE if is_float16 else 1.0
         return gradients.per_example_gradients(
-            self._loss_fn(loss_scale),
+            self._loss_fn(views, loss_scale),
             part,
             self.optimizer.per_example_variables,
             self.implementation,
@@ -264,7 +292,7 @@ class PrivateStep:
         )
 
     def _microbatch_sums(self, part):
-        rows, aux = self.per_example_gradients(part)
+        rows, aux = self._rows(part, self._views)
         sums = self.optimizer.clipped_sums(rows, part["real"])
         graph = tf.compat.v1.get_default_graph()
         known = len(graph.get_operations())
@@ -295,7 +323,10 @@ class PrivateStep:
         counted = tf.where(valid, real, 0.0)
         self._dropped.update_state(tf.reduce_sum(real - counted))
         # What is not finite would stay so with weight 0.
-        aux = tree.map_structure(lambda t: _masked(valid, t), aux)
+        targets = {k: batch[k] for k in ("y", "w") if k in batch}
+        aux, targets = tree.map_structure(
+            lambda t: _masked(valid, t), (aux, targets)
+        )
         self._model._loss_tracker.update_state(
             aux["losses"], sample_weight=counted
         )
@@ -304,12 +335,14 @@ class PrivateStep:
             for tracker, values in zip(trackers, aux["outputs"]):
                 tracker.update_state(values, sample_weight=counted)
         if self._metrics is not None:
-            y, w = tree.map_structure(
-                lambda t: None if t is None else _masked(valid, t),
-                (batch.get("y"), batch.get("w")),
-            )
+            targets = self._views.merged(targets)
             _update_compiled_metrics(
-                self._metrics, y, aux["y_pred"], w, counted
+                self._metrics,
+                targets.get("y"),
+                tree.map_structure(self._views.together, aux["y_pred"]),
+                targets.get("w"),
+                # An example counts once, each of its views for a share.
+                self._views.shared(counted),
             )
 
 
@@ -322,15 +355,28 @@ class StepCache:
 
     def __init__(self, model, dropped):
         self._model, self._dropped = model, dropped
-        self._steps: list[PrivateStep] = []
+        self._steps: list[tuple] = []
+        self._sizes: dict[int, int] = {}
 
-    def of(self, spec) -> PrivateStep:
-        """The step for microbatches of a spec."""
-        for step in self._steps:
-            if step.spec == spec:
+    def default_microbatch_size(self, views: int) -> int:
+        """The microbatch size of who chooses none, for so many views."""
+        if views not in self._sizes:
+            self._sizes[views] = microbatches.default_size(
+                self._model.model,
+                self._model.optimizer.batch_size,
+                self._model.distribute_strategy.num_replicas_in_sync,
+                views,
+            )
+        return self._sizes[views]
+
+    def of(self, spec, views: int = 1) -> PrivateStep:
+        """The step for microbatches of a spec, with so many views."""
+        for kind, step in self._steps:
+            if kind == (spec, views):
                 return step
-        step = PrivateStep(self._model, spec, self._dropped)
-        self._steps = [*self._steps, step][-_KINDS_OF_BATCHES:]
+        step = PrivateStep(self._model, spec, self._dropped, views)
+        kept = [*self._steps, ((spec, views), step)]
+        self._steps = kept[-_KINDS_OF_BATCHES:]
         return step
 
 

@@ -101,6 +101,27 @@ def require_full_precision():
         )
 
 
+def warn_of_equal_views(model, batches):
+    """Warns of views that are all the same: they only cost time.
+
+    Args:
+        model: compiled `PrivateModel`, whose step is built.
+        batches: `PrivateBatches` of the run.
+    """
+    if batches.views == 1 or batches.views_may_differ:
+        return
+    if not model.training_step.is_random:
+        warnings.warn(
+            f"Expected views that differ, got {batches.views} equal ones of "
+            "each example: nothing draws random numbers for each of them, and "
+            "their mean gradient is that of one. Augment in "
+            "`PoissonBatches(..., map=...)`, by an argument `seed` or random "
+            "layers of Keras; or put such layers, as "
+            "`keras.layers.RandomFlip`, into the model.",
+            stacklevel=3,
+        )
+
+
 def public_assumptions(model):
     """Names of what the statement has to take as public."""
     adapted = (
@@ -165,6 +186,7 @@ def check_callbacks(
     """
     if not allow_private_selection:
         require_public_selection(callbacks, validation_data_is_public)
+    _check_averages(callbacks)
     _warn_of_backups(model, callbacks)
 
 
@@ -301,6 +323,26 @@ def compared_validation(validation_data, private, allow_private: bool):
         "of either, or pass `allow_private_selection=True`: the statement then "
         "says that epsilon does not cover the selection."
     )
+
+
+def _check_averages(callbacks):
+    """Checks that averages of weights leave those alone that are trained."""
+    swaps = False
+    for callback in all_callbacks(callbacks):
+        swaps |= getattr(callback, "swap_on_epoch", False)
+        if isinstance(callback, keras.callbacks.SwapEMAWeights):
+            raise ValueError(
+                "Expected tf_dpsub.callbacks.SwapEMAWeights, got that of "
+                "Keras, which rounds the weights when it swaps them: they "
+                "would no longer be those that private steps have made. Use "
+                "ours, with the same arguments."
+            )
+        if swaps and isinstance(callback, keras.callbacks.BackupAndRestore):
+            raise ValueError(
+                "Expected BackupAndRestore before SwapEMAWeights in the list "
+                "of callbacks, got it after: it would back up the average as "
+                "the weights that are trained. Put it first."
+            )
 
 
 def _warn_of_backups(model, callbacks):

@@ -4,6 +4,7 @@ import keras
 from absl import logging
 
 from tf_dpsub.layers import conversion
+from tf_dpsub.models import partial_training
 
 
 class SavedWithLedger(keras.Model):
@@ -22,6 +23,7 @@ class SavedWithLedger(keras.Model):
             "model": keras.saving.serialize_keras_object(self.model),
             "name": self.name,
             "carrier_ranks": conversion.carrier_ranks(self.model),
+            "frozen_weights": partial_training.frozen_weights(self.model),
         }
 
     @classmethod
@@ -30,6 +32,8 @@ class SavedWithLedger(keras.Model):
             config["model"], custom_objects=custom_objects
         )
         conversion.set_carrier_ranks(model, config.get("carrier_ranks", {}))
+        # Earlier versions did not keep them.
+        partial_training.freeze_weights(model, config.get("frozen_weights", []))
         return cls(model, name=config["name"])
 
     def build_from_config(self, config):

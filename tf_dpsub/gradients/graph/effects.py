@@ -268,9 +268,23 @@ def written_by(operations) -> set:
     return written
 
 
-def draws(graph):
-    """Returns whether a graph draws numbers that no variable determines."""
-    return any(kind in DRAWS for kind in _kinds(graph))
+def draws(graph, stateless: bool = False):
+    """Returns whether a graph draws numbers that no variable determines.
+
+    Args:
+        graph: `tf.Graph`.
+        stateless: bool, whether those count too that follow from a seed.
+            Defaults to `False`.
+    """
+    return any(
+        kind in DRAWS
+        or (
+            stateless
+            and kind.startswith("Stateless")
+            and kind not in functions.CONTROL_FLOW
+        )
+        for kind in _kinds(graph)
+    )
 
 
 def _kinds(graph):
