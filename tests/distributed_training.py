@@ -60,6 +60,11 @@ def _chosen():
 # Optimizers, and functions that make their arguments.
 MECHANISMS = {
     "DP-SGD": ("DPSGD", dict),
+    "DP-SGD, adaptive": (
+        "AdaptiveDPSGD",
+        lambda: {"clipped_count_stddev": 10.0},
+    ),
+    "DP-SGD, clips of layers": ("DPSGD", lambda: {"layer_clips": "equal"}),
     "PDP-SGD": (
         "ProjectedDPSGD",
         lambda: {"subspace": _in_layers(), "start_step": 1},

@@ -364,6 +364,8 @@ def _noise_multiplier_for(effective, make):
         found = make(noise_multiplier).effective_noise_multiplier
         return effective - found
 
+    if abs(missing(effective)) < 1e-9 * effective:
+        return effective
     largest = 1e3 * effective
     if missing(largest) > 0:
         raise ValueError(

@@ -42,6 +42,18 @@ MECHANISMS = {
     "DPSGD, secure noise": lambda inner, weights: dpsgd(
         inner, weights, secure_noise=True
     ),
+    "DPSGD, automatic": lambda inner, weights: dpsgd(
+        inner, weights, clipping="automatic"
+    ),
+    "DPSGD, unit norm": lambda inner, weights: dpsgd(
+        inner, weights, clipping="unit_norm"
+    ),
+    "DPSGD, clips of layers": lambda inner, weights: dpsgd(
+        inner, weights, l2_norm_clip={"kernel0": 0.3, "kernel1": 0.6}
+    ),
+    "AdaptiveDPSGD": lambda inner, weights: dpsgd(
+        inner, weights, optimizers.AdaptiveDPSGD, clipped_count_stddev=3.0
+    ),
     "ProjectedDPSGD": in_subspace(optimizers.ProjectedDPSGD),
     "ProjectedDPSGD, ambient": in_subspace(
         optimizers.ProjectedDPSGD, noise="ambient"
@@ -50,9 +62,19 @@ MECHANISMS = {
     "GEP, unequal": in_subspace(
         optimizers.GEP, residual_norm_clip=0.2, residual_noise_multiplier=2.0
     ),
+    "GEP, unit norm": in_subspace(
+        optimizers.GEP, residual_norm_clip=0.2, clipping="unit_norm"
+    ),
     "B-GEP": in_subspace(optimizers.GEP, residual=False),
     "RGP": lambda inner, weights: dpsgd(
         inner, weights, optimizers.RGP, carriers="random"
+    ),
+    "RGP, automatic": lambda inner, weights: dpsgd(
+        inner,
+        weights,
+        optimizers.RGP,
+        carriers="random",
+        clipping="automatic",
     ),
     "DPPowerSGD": lambda inner, weights: dpsgd(
         inner, weights, optimizers.DPPowerSGD, rank=2
@@ -61,7 +83,7 @@ MECHANISMS = {
 
 
 def audit_of(make, name="", **settings):
-    carrier_rank = 2 if name == "RGP" else None
+    carrier_rank = 2 if name.startswith("RGP") else None
     return MechanismAudit(make, carrier_rank=carrier_rank, **settings)
 
 

@@ -1,5 +1,7 @@
 """Every mechanism passes its audit, and no broken twin of one does."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -178,6 +180,48 @@ class WithoutMargin(optimizers.DPSGD):
         return gradients.weighted_sum(keep * factors)
 
 
+class ScaledUpFromAnyNorm(optimizers.DPSGD):
+    """To norm C, also where squares of a gradient were flushed to zero."""
+
+    def clipped_sums(self, gradients, keep):
+        squares = [gradients.rows(v) ** 2 for v in gradients.variables]
+        norms = tf.sqrt(sum(tf.reduce_sum(s, [1, 2]) for s in squares))
+        factors = tf.math.divide_no_nan(0.99 * self.l2_norm_clip, norms)
+        return gradients.weighted_sum(keep * factors)
+
+
+class StabilisedWrongly(optimizers.DPSGD):
+    """Automatic clipping that takes the stability off the norm."""
+
+    def clipped_sums(self, gradients, keep):
+        norms = tf.sqrt(gradients.sq_norm_bounds())
+        clip = 0.99 * self.l2_norm_clip
+        factors = clip / tf.maximum(norms - 0.01, 0.01)
+        return gradients.weighted_sum(keep * factors)
+
+
+class CountsForNothing(optimizers.AdaptiveDPSGD):
+    """The sum has the noise that it would have without a count."""
+
+    def releases(self):
+        sums, count = super().releases()
+        multiplier = self.noise_multiplier
+        return [dataclasses.replace(sums, noise_multiplier=multiplier), count]
+
+
+class CountsWhole(optimizers.AdaptiveDPSGD):
+    """An example that is not clipped counts one, and others nothing."""
+
+    def clipped_sums(self, gradients, keep):
+        *sums, count = super().clipped_sums(gradients, keep)
+        return [*sums, count + tf.reduce_sum(keep) / 2]
+
+
+class CountsWithoutNoise(optimizers.AdaptiveDPSGD):
+    def noise_stddevs(self):
+        return [*super().noise_stddevs()[:-1], 0.0]
+
+
 class KeepsWhatIsNotFinite(optimizers.DPSGD):
     def clipped_sums(self, gradients, keep):
         rows = [gradients.rows(v) for v in gradients.variables]
@@ -194,6 +238,11 @@ TWINS = {
     "noise in single precision": (WithNoiseInSinglePrecision, "low bits"),
     "divided by the drawn number": (DividedByTheDrawnNumber, "divisor"),
     "no margin for rounding": (WithoutMargin, "sensitivity"),
+    "scaled up from any norm": (ScaledUpFromAnyNorm, "sensitivity"),
+    "stability of the wrong sign": (StabilisedWrongly, "sensitivity"),
+    "a count for nothing": (CountsForNothing, "variance"),
+    "a count without a centre": (CountsWhole, "sensitivity"),
+    "a count without noise": (CountsWithoutNoise, "variance"),
     "no clip": (KeepsWhatIsNotFinite, "sensitivity"),
 }
 
@@ -226,7 +275,10 @@ def test_broken_twin_is_caught(name):
     def make(inner, weights):
         if issubclass(twin, optimizers.GEP):
             return in_subspace(twin, residual_norm_clip=0.2)(inner, weights)
-        return dpsgd(inner, weights, twin)
+        changes = {}
+        if issubclass(twin, optimizers.AdaptiveDPSGD):
+            changes["clipped_count_stddev"] = 3.0
+        return dpsgd(inner, weights, twin, **changes)
 
     found = audit_of(make).run(steps=800, cases=300, runs=200)
     caught = {f.check for f in found if not f.passed}

@@ -38,6 +38,39 @@ class TestSensitivity:
         step = build_step(model, dtype, "vectorized_map")
         self.check_not_vacuous(check_sensitivity(step), dtype)
 
+    @pytest.mark.parametrize("clipping", ["automatic", "unit_norm"])
+    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize("model", MODELS)
+    def test_scaled_up(self, model, dtype, clipping):
+        step = build_step(model, dtype, clipping=clipping)
+        reached = check_sensitivity(step)
+        self.check_not_vacuous(reached, dtype)
+
+    @pytest.mark.parametrize(
+        ("model", "implementation"),
+        [
+            (dense_by_rows, "graph"),
+            (layer_norm, "graph"),
+            (conv, "graph"),
+            (dense, "vectorized_map"),
+        ],
+    )
+    @pytest.mark.parametrize("clip", [1e-12, 1.0, 1e20])
+    def test_unit_norm_of_squares_that_underflow(
+        self, model, implementation, clip
+    ):
+        step = build_step(
+            model, "float32", implementation, clip=clip, clipping="unit_norm"
+        )
+        x, t = step.ordinary(np.random.default_rng(0))
+        norms = []
+        for size in 10.0 ** np.arange(-45, 18):
+            with np.errstate(under="ignore"):
+                sums, _ = step(x, np.float32(size) * t, np.eye(BATCH)[0])
+            norms.append(np.linalg.norm(sums))
+        assert norms[0] == 0
+        assert 0.99 * clip < max(norms) <= clip
+
     @pytest.mark.parametrize("model", [dense_by_gram, conv, tied_embedding])
     def test_compiled(self, model):
         step = build_step(model, "float32", jit_compile=True)
@@ -131,6 +164,40 @@ class TestClippedSums:
         expected = (keep * factors) @ self.rows
         error = np.linalg.norm(sums - expected)
         assert error < 1e-5 * np.linalg.norm(expected)
+
+    @pytest.mark.parametrize("implementation", ["graph", "vectorized_map"])
+    @pytest.mark.parametrize("clip", [1e-3, 1.0, 1e3])
+    @pytest.mark.parametrize(
+        ("clipping", "stability", "gamma"),
+        [
+            ("automatic", None, 0.01),
+            ("automatic", 3.0, 3.0),
+            ("unit_norm", None, 0.0),
+        ],
+    )
+    def test_rules_equal_their_definition(
+        self, clip, clipping, stability, gamma, implementation
+    ):
+        factors = clip * (1 - 1.25 * 2.0**-10) / (self.norms + gamma)
+        step = build_step(
+            dense,
+            "float32",
+            implementation,
+            clip=clip,
+            clipping=clipping,
+            stability=stability,
+        )
+        keep = np.array([1, 1, 0, 1, 1, 1])
+        sums, _ = step(self.x, self.t, keep)
+        expected = (keep * factors) @ self.rows
+        error = np.linalg.norm(sums - expected)
+        assert error < 1e-5 * np.linalg.norm(expected)
+
+    @pytest.mark.parametrize("clipping", ["automatic", "unit_norm"])
+    def test_gradient_of_zero_contributes_zero(self, clipping):
+        step = build_step(dense, "float32", clip=1.0, clipping=clipping)
+        sums, _ = step(self.x, 0 * self.t, np.ones(BATCH))
+        np.testing.assert_array_equal(sums, 0)
 
     def test_examples_below_the_clip_are_not_touched(self):
         clip = 2 * float(self.norms.max())

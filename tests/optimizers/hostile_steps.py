@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+import tf_dpsub
 from tf_dpsub import gradients, optimizers
 
 layers = keras.layers
@@ -41,6 +42,11 @@ def conv(dtype):
     )
 
 
+def weight_standardized(dtype):
+    layer = tf_dpsub.layers.WeightStandardizedConv2D(3, 3, dtype=dtype)
+    return keras.Sequential([keras.Input((6, 6, 2)), layer])
+
+
 def layer_norm(dtype):
     return keras.Sequential(
         [keras.Input((5, 8)), layers.LayerNormalization(dtype=dtype)]
@@ -64,6 +70,7 @@ MODELS = [
     dense_by_gram,
     dense_by_rows,
     conv,
+    weight_standardized,
     layer_norm,
     embedding,
     tied_embedding,
@@ -169,12 +176,21 @@ class Step:
 
 
 def build_step(
-    model, dtype, implementation="graph", jit_compile=False, clip=CLIP
+    model,
+    dtype,
+    implementation="graph",
+    jit_compile=False,
+    clip=CLIP,
+    **arguments,
 ):
     model = model(dtype)
     scale = LOSS_SCALE.get(dtype, 1.0)
     optimizer = optimizers.DPSGD(
-        "sgd", noise_multiplier=0.0, l2_norm_clip=clip, batch_size=BATCH
+        "sgd",
+        noise_multiplier=0.0,
+        l2_norm_clip=clip,
+        batch_size=BATCH,
+        **arguments,
     )
     optimizer.build(model.trainable_variables)
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tf_dpsub import layers
 from tf_dpsub.data import given_batches
-from tf_dpsub.optimizers import GEP
+from tf_dpsub.optimizers import GEP, AdaptiveDPSGD
 from tf_dpsub.training.private_model import make_private
 
 # Kernels [inputs, outputs] of the model whose gradients are given.
@@ -49,6 +49,12 @@ def claims(optimizer, parts: int) -> list:
         List of `Claim`. The sensitivity is that of all tensors with the same
         claim together.
     """
+    if isinstance(optimizer, AdaptiveDPSGD):
+        count = Claim(sensitivity=0.5, stddev=optimizer.clipped_count_stddev)
+        # In units of the clip, with what the count leaves of the budget.
+        precision = optimizer.noise_multiplier**-2 - (2 * count.stddev) ** -2
+        unit = Claim(sensitivity=1.0, stddev=precision**-0.5)
+        return [unit] * (parts - 1) + [count]
     first = Claim(
         sensitivity=optimizer.l2_norm_clip,
         stddev=optimizer.noise_multiplier * optimizer.l2_norm_clip,
@@ -112,7 +118,11 @@ class StepAudit:
             tf.nest.map_structure(tf.type_spec_from_value, empty), views
         )
         self._weights = self._model.trainable_variables
-        self._start = [tf.identity(w) for w in self._weights]
+        # The weights, and a clip that follows what is released.
+        self._changed = [*self._weights]
+        if isinstance(self.optimizer, AdaptiveDPSGD):
+            self._changed.append(self.optimizer.clip_variable)
+        self._start = [tf.identity(w) for w in self._changed]
         self.optimizer.prepare()
         shapes = [
             s.shape
@@ -311,7 +321,7 @@ class StepAudit:
         ]
 
         def body(k, *arrays):
-            for w, start in zip(self._weights, self._start):
+            for w, start in zip(self._changed, self._start):
                 w.assign(start)
             return k + 1, *(a.write(k, s) for a, s in zip(arrays, step()))
 
@@ -321,7 +331,7 @@ class StepAudit:
             (tf.constant(0), *written),
             parallel_iterations=1,
         )
-        for w, start in zip(self._weights, self._start):
+        for w, start in zip(self._changed, self._start):
             w.assign(start)
         return [array.stack() for array in written]
 

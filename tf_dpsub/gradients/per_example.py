@@ -25,7 +25,8 @@ class PerExampleGradients(abc.ABC):
     `weighted_sum(c)` returns by a vector whose norm is at most
     `c[i] * sqrt(sq_norm_bounds()[i])`, rounding included up to the margin of
     2^-10 that mechanisms keep when they clip: norm and sum are computed from
-    the same float32 numbers.
+    the same float32 numbers. The same holds of the rows of some variables
+    alone.
 
     Attributes:
         variables: list of the variables, in the order of all results.
@@ -61,6 +62,18 @@ class PerExampleGradients(abc.ABC):
         """
 
     @abc.abstractmethod
+    def nonzero(self):
+        """Which rows may have an entry that is not zero.
+
+        Bounds of squared norms are above zero for rows of zeros, too.
+
+        Returns:
+            Bool tensor of shape `[batch]`: false for an example whose loss has
+            weight zero, and for one that is not `valid`. Where it is false, the
+            row is zero, up to numbers that are flushed to zero.
+        """
+
+    @abc.abstractmethod
     def rows(self, variable):
         """Rows of one variable: the only call that stores them.
 
@@ -69,12 +82,14 @@ class PerExampleGradients(abc.ABC):
         """
 
     @abc.abstractmethod
-    def weighted_sum(self, c) -> list:
+    def weighted_sum(self, c, variables: list | None = None) -> list:
         """Sum of `c[i]` times row i.
 
         Args:
             c: float32 tensor of shape `[batch]`; or float64, for a sum that is
                 taken in float64.
+            variables: list, the variables whose sums are returned. Defaults to
+                all.
 
         Returns:
             List of tensors of the type of `c`, one of each variable's shape.

@@ -17,6 +17,13 @@ def add_in_order(tensors):
     return tf.reduce_sum(tf.stack(tensors), axis=0)
 
 
+def any_nonzero(tensors):
+    """Which rows have an entry that is not zero in one of the tensors."""
+    axes = [list(range(1, t.shape.rank)) for t in tensors]
+    flags = [tf.reduce_any(t != 0, axis=a) for t, a in zip(tensors, axes)]
+    return tf.reduce_any(tf.stack(flags), axis=0)
+
+
 def inner_products(x, others=None):
     """Inner products of the rows of `x`, of shape `[n, ...]`, and of others.
 

@@ -15,6 +15,7 @@ from tf_dpsub.gradients.per_example import (
 )
 from tf_dpsub.gradients.rows import (
     add_in_order,
+    any_nonzero,
     inner_products,
     mask_rows,
     sum_squares,
@@ -55,6 +56,9 @@ class StoredGradients(PerExampleGradients):
     def sq_norm_bounds(self, variables=None):
         return (1 + ROUNDING_MARGIN) * self.sq_norms(variables)
 
+    def nonzero(self):
+        return any_nonzero(list(self._rows.values()))
+
     def rows(self, variable):
         return self._rows[tf_variable(variable).ref()]
 
@@ -62,10 +66,11 @@ class StoredGradients(PerExampleGradients):
         variables = self.variables if variables is None else variables
         return tf.add_n([inner_products(self.rows(v)) for v in variables])
 
-    def weighted_sum(self, c):
+    def weighted_sum(self, c, variables=None):
+        variables = self.variables if variables is None else variables
         return [
             tf.tensordot(c, tf.cast(self.rows(v), c.dtype), 1)
-            for v in self.variables
+            for v in variables
         ]
 
 

@@ -1,4 +1,4 @@
-"""Layers of fixed features, and layers with low-rank gradient carriers."""
+"""Layers of fixed features, standardised kernels, and gradient carriers."""
 
 from tf_dpsub.layers.carriers import Carriers, Reparametrized
 from tf_dpsub.layers.conv2d import RGPConv2D
@@ -17,6 +17,7 @@ from tf_dpsub.layers.public_statistics import (
     PublicProjection,
 )
 from tf_dpsub.layers.scattering2d import Scattering2D
+from tf_dpsub.layers.weight_standardized_conv2d import WeightStandardizedConv2D
 
 __all__ = [
     "Carriers",
@@ -30,6 +31,7 @@ __all__ = [
     "RGPMultiHeadAttention",
     "Reparametrized",
     "Scattering2D",
+    "WeightStandardizedConv2D",
     "merge",
     "reparametrize",
     "reparametrized_layers",

@@ -29,7 +29,7 @@ class DPPowerSGD(DPSGD):
     Formal guarantees: what is released at a step is the noisy sum of `DPSGD`,
     and its event accounts for it. All else is post-processing.
 
-    Args: as `PrivateOptimizer`.
+    Args: as `DPSGD`.
         rank: int, the rank of gradients.
 
     Example:

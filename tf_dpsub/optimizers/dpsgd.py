@@ -4,8 +4,11 @@ Implementation of "Deep Learning with Differential Privacy" (Abadi et al.,
 2016, Algorithm 1).
 """
 
+from collections.abc import Mapping
+
 import keras
 
+from tf_dpsub.optimizers import layer_clips as clips_of_layers
 from tf_dpsub.optimizers.private_optimizer import PrivateOptimizer
 from tf_dpsub.primitives.clipping import clipped_sum
 from tf_dpsub.primitives.release import Release
@@ -22,9 +25,19 @@ class DPSGD(PrivateOptimizer):
     example is replaced by an empty one, the sum moves by at most `C` in
     Euclidean norm. A step is accounted for by one Gaussian event of
     multiplier `sigma`, under the sampling that drew the batch; all that
-    follows, any inner optimizer included, is post-processing.
+    follows, any inner optimizer included, is post-processing. With a clip
+    `C_l` for each layer, the part of a gradient that belongs to a layer is
+    clipped alone; the whole moves by at most `sqrt(sum of C_l^2) = C`, and the
+    noise is that of `C` in all weights, so that the event is the same.
 
     Args: as `PrivateOptimizer`.
+        l2_norm_clip: float; or dict, a clip for each layer by its name, where
+            a layer stands for all layers in it: `C` is the root of the sum of
+            their squares.
+        layer_clips: string, how `l2_norm_clip` is split among the layers that
+            have weights: `"equal"`, or `"size"`, in proportion to the roots of
+            the numbers of weights, such that squares add up. Defaults to
+            `None`: gradients are clipped as a whole.
 
     Example:
 
@@ -37,13 +50,99 @@ class DPSGD(PrivateOptimizer):
 
     Reference:
         - [Abadi et al., 2016](https://arxiv.org/abs/1607.00133)
+        - [McMahan et al., 2018](https://arxiv.org/abs/1710.06963), on a clip
+          for each layer
     """
+
+    def __init__(
+        self,
+        optimizer,
+        *,
+        l2_norm_clip,
+        layer_clips: str | None = None,
+        **kwargs,
+    ):
+        given = None
+        if isinstance(l2_norm_clip, Mapping):
+            if layer_clips is not None:
+                raise ValueError(
+                    "Expected layer_clips with a number to split, got "
+                    f"layer_clips={layer_clips!r} with a clip for each layer "
+                    "in l2_norm_clip. Leave it out."
+                )
+            given = dict(l2_norm_clip)
+            l2_norm_clip = clips_of_layers.total_clip(given)
+        elif layer_clips is not None:
+            clips_of_layers.check_split(layer_clips)
+        super().__init__(optimizer, l2_norm_clip=l2_norm_clip, **kwargs)
+        self._given_clips = given
+        self._layer_clips = layer_clips
+        self._groups = None
+
+    layer_clips = property(lambda self: self._layer_clips)
+
+    @property
+    def has_layer_clips(self) -> bool:
+        """Whether each layer is clipped alone."""
+        return self._given_clips is not None or self.layer_clips is not None
+
+    @property
+    def mechanism(self):
+        text = super().mechanism
+        if self._given_clips is not None:
+            clips = ", ".join(
+                f"{name} {clip:g}" for name, clip in self._given_clips.items()
+            )
+            text += f", with clips of layers ({clips})"
+        elif self.layer_clips is not None:
+            text += f", with clips of layers ({self.layer_clips} shares of C)"
+        return text
+
+    def build_for(self, model):
+        variables = model.trainable_variables
+        if self._given_clips is not None:
+            self._groups = clips_of_layers.given_groups(
+                model.model, variables, self._given_clips
+            )
+        elif self.layer_clips is not None:
+            self._groups = clips_of_layers.split_groups(
+                model.model, variables, self.layer_clips, self.l2_norm_clip
+            )
+        super().build_for(model)
 
     def sum_shapes(self):
         return [v.shape for v in self.per_example_variables]
 
     def clipped_sums(self, gradients, keep):
-        return clipped_sum(gradients, keep, self.l2_norm_clip, self.batch_size)
+        if not self.has_layer_clips:
+            return self._clipped_sum(gradients, keep, self.l2_norm_clip)
+        if self._groups is None:
+            raise RuntimeError(
+                "DPSGD with a clip for each layer was built without a model, "
+                "whose layers these are. Compile a private model with it."
+            )
+        variables = self.per_example_variables
+        sums = [None] * len(variables)
+        for group in self._groups:
+            parts = self._clipped_sum(
+                gradients,
+                keep,
+                group.l2_norm_clip,
+                [variables[k] for k in group.indices],
+            )
+            for k, part in zip(group.indices, parts, strict=True):
+                sums[k] = part
+        return sums
+
+    def _clipped_sum(self, gradients, keep, l2_norm_clip, variables=None):
+        return clipped_sum(
+            gradients,
+            keep,
+            l2_norm_clip,
+            self.batch_size,
+            self.clipping_rule,
+            variables,
+        )
 
     def releases(self):
         return [
@@ -56,3 +155,9 @@ class DPSGD(PrivateOptimizer):
 
     def privatize(self, noisy_sums):
         return [s / self.batch_size for s in noisy_sums]
+
+    def get_config(self):
+        config = {**super().get_config(), "layer_clips": self.layer_clips}
+        if self._given_clips is not None:
+            config["l2_norm_clip"] = dict(self._given_clips)
+        return config

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from tf_dpsub.optimizers.subspace_optimizer import SubspaceOptimizer
-from tf_dpsub.primitives.clipping import clip_factors
+from tf_dpsub.primitives.clipping import clip_factors, weighted_sum
 from tf_dpsub.primitives.release import Release, check_privacy
 
 # PRIVACY: the squared norm of a residual is a difference, in which rounding and
@@ -105,6 +105,9 @@ class GEP(SubspaceOptimizer):
                 residual_norm_clip,
                 prefix="residual_",
             )
+            self.clipping_rule.check_clip(
+                residual_norm_clip, "residual_norm_clip"
+            )
         self._residual_norm_clip = residual_norm_clip
         self._residual_noise_multiplier = residual_noise_multiplier
 
@@ -137,17 +140,30 @@ class GEP(SubspaceOptimizer):
     def clipped_sums(self, gradients, keep):
         embeddings = self.subspace.project(gradients)  # [batch, k]
         sq_norms = tf.reduce_sum(tf.square(embeddings), 1)
-        factors = clip_factors(sq_norms, self.l2_norm_clip) * keep
+        factors = self._embedding_factors(sq_norms) * keep
         sums = [_weighted_sum(factors, embeddings)]
         if not self.residual:
             return sums
-        factors = clip_factors(
-            _sq_residuals(gradients.sq_norm_bounds(), sq_norms),
-            self.residual_norm_clip,
+        factors = keep * self._residual_factors(
+            _sq_residuals(gradients.sq_norm_bounds(), sq_norms)
         )
-        factors *= keep
         sums.append(_weighted_sum(factors, embeddings))
-        return sums + gradients.weighted_sum(tf.cast(factors, tf.float64))
+        return sums + weighted_sum(
+            gradients,
+            tf.cast(factors, tf.float64),
+            self.residual_norm_clip,
+            self.clipping_rule,
+        )
+
+    def _embedding_factors(self, sq_norms):
+        return clip_factors(
+            sq_norms, self.l2_norm_clip, clipping=self.clipping_rule
+        )
+
+    def _residual_factors(self, sq_norms):
+        return clip_factors(
+            sq_norms, self.residual_norm_clip, clipping=self.clipping_rule
+        )
 
     def released_sums(self, sums):
         if not self.residual:
@@ -184,13 +200,15 @@ class GEP(SubspaceOptimizer):
 
     def preview(self, coordinates, sq_norms):
         sq_embeddings = tf.reduce_sum(tf.square(coordinates), 1)
-        factors = clip_factors(sq_embeddings, self.l2_norm_clip)
+        factors = self._embedding_factors(sq_embeddings)
         released = 0.0
         if self.residual:
-            residual_factors = clip_factors(
-                _sq_residuals(sq_norms, sq_embeddings), self.residual_norm_clip
+            residual_factors = self._residual_factors(
+                _sq_residuals(sq_norms, sq_embeddings)
             )
-            released = tf.reduce_mean(residual_factors)
+            # Where rows are scaled up, relative to what the embedding is.
+            shares = residual_factors / tf.maximum(factors, 1.0)
+            released = tf.minimum(tf.reduce_mean(shares), 1.0)
         return factors[:, None] * coordinates, released
 
     def get_config(self):

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tf_dpsub.checks import check_choice, check_count, check_seed
 from tf_dpsub.optimizers.optimizer_wrapper import OptimizerWrapper
 from tf_dpsub.primitives import grid, noise
-from tf_dpsub.primitives.clipping import LARGEST_MICROBATCH
+from tf_dpsub.primitives.clipping import LARGEST_MICROBATCH, Clipping
 from tf_dpsub.primitives.public_state import PublicState
 from tf_dpsub.primitives.release import (
     check_privacy,
@@ -36,6 +36,13 @@ class PrivateOptimizer(OptimizerWrapper, abc.ABC):
             clipped; `inf` for no clipping, if `noise_multiplier` is 0.
         batch_size: int, the public, expected batch size: the only number a sum
             is ever divided by.
+        clipping: string, the rule that scales a gradient g to a norm of at
+            most `C = l2_norm_clip`: `"flat"`, by `min(1, C / ||g||)`;
+            `"automatic"`, by `C / (||g|| + stability)`; or `"unit_norm"`, by
+            `C / ||g||`, and a gradient of zero contributes zero. With the last
+            two C takes part in the learning rate alone: 1 is usual. Defaults
+            to `"flat"`.
+        stability: float, for automatic clipping. Defaults to `None`, 0.01.
         microbatch_size: int, how many examples are processed at a time, 512 at
             most. It changes speed and memory, never the result. Defaults to
             `None`: on a CPU 64, of a small model the whole batch; on a GPU 512.
@@ -64,6 +71,8 @@ class PrivateOptimizer(OptimizerWrapper, abc.ABC):
         noise_multiplier: float,
         l2_norm_clip: float,
         batch_size: int,
+        clipping: str = "flat",
+        stability: float | None = None,
         microbatch_size: int | None = None,
         per_example: str = "auto",
         seed: int | None = None,
@@ -76,6 +85,8 @@ class PrivateOptimizer(OptimizerWrapper, abc.ABC):
             raise TypeError(_unknown_argument(type(self), next(iter(unknown))))
         super().__init__(optimizer, name=name)
         check_privacy(noise_multiplier, l2_norm_clip)
+        self._clipping_rule = Clipping(clipping, stability)
+        self._clipping_rule.check_clip(l2_norm_clip)
         check_count("batch_size", batch_size)
         check_count("microbatch_size", microbatch_size, optional=True)
         if (microbatch_size or 0) > LARGEST_MICROBATCH:
@@ -106,6 +117,7 @@ class PrivateOptimizer(OptimizerWrapper, abc.ABC):
     # Public, and frozen: the ledger has recorded them.
     noise_multiplier = property(lambda self: self._noise_multiplier)
     l2_norm_clip = property(lambda self: self._l2_norm_clip)
+    clipping_rule = property(lambda self: self._clipping_rule)
     batch_size = property(lambda self: self._batch_size)
     microbatch_size = property(lambda self: self._microbatch_size)
     seed = property(lambda self: self._seed)
@@ -147,8 +159,13 @@ class PrivateOptimizer(OptimizerWrapper, abc.ABC):
 
     @property
     def description(self):
-        """Name of the mechanism for the ledger, with what it alone has."""
+        """Name of the mechanism, with what it alone has."""
         return type(self).__name__
+
+    @property
+    def mechanism(self):
+        """Description for the ledger, with the rule by which it clips."""
+        return self.description + self.clipping_rule.description
 
     @abc.abstractmethod
     def sum_shapes(self):
@@ -323,6 +340,8 @@ class PrivateOptimizer(OptimizerWrapper, abc.ABC):
             "noise_multiplier": self.noise_multiplier,
             "l2_norm_clip": self.l2_norm_clip,
             "batch_size": self.batch_size,
+            "clipping": self.clipping_rule.rule,
+            "stability": self.clipping_rule.stability,
             "microbatch_size": self.microbatch_size,
             "per_example": self.per_example,
             "seed": self.seed,

@@ -103,7 +103,13 @@ class ProjectedDPSGD(SubspaceOptimizer):
         return [v.shape for v in self._trainable_variables]
 
     def clipped_sums(self, gradients, keep):
-        return clipped_sum(gradients, keep, self.l2_norm_clip, self.batch_size)
+        return clipped_sum(
+            gradients,
+            keep,
+            self.l2_norm_clip,
+            self.batch_size,
+            self.clipping_rule,
+        )
 
     # What is released is the sums of the weights (before `start_step`, and with
     # ambient noise), or coordinates. Where a run has both, it is the
@@ -168,7 +174,9 @@ class ProjectedDPSGD(SubspaceOptimizer):
         return [s / self.batch_size for s in noisy_sums]
 
     def preview(self, coordinates, sq_norms):
-        factors = clip_factors(sq_norms, self.l2_norm_clip)
+        factors = clip_factors(
+            sq_norms, self.l2_norm_clip, clipping=self.clipping_rule
+        )
         return factors[:, None] * coordinates, 0.0
 
     def get_config(self):

@@ -37,7 +37,7 @@ class RGP(DPSGD):
     Gaussian event of multiplier `sigma`; the gradients of the kernels follow
     from the release by post-processing. Orthonormality is not relied upon.
 
-    Args: as `PrivateOptimizer`.
+    Args: as `DPSGD`.
         carriers: string, what they follow: `"history"`, W itself (`"weight"`),
             or `"random"`, drawn anew at each step, which is RGP-random.
             Defaults to `"history"`.
@@ -77,6 +77,11 @@ class RGP(DPSGD):
         **kwargs,
     ):
         super().__init__(optimizer, **kwargs)
+        if self.has_layer_clips:
+            raise ValueError(
+                "Expected one l2_norm_clip for RGP, got a clip for each layer: "
+                "carriers and the other weights are clipped as one vector."
+            )
         self._public_state = CarrierBases(
             carriers=carriers,
             warmup_steps=warmup_steps,

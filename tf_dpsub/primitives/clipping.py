@@ -1,10 +1,14 @@
 """Clipping of per-example gradients."""
 
+import dataclasses
 import math
+import numbers
 
 import tensorflow as tf
 
+from tf_dpsub.checks import check_choice
 from tf_dpsub.primitives import grid
+from tf_dpsub.primitives.release import SMALLEST_NORM
 
 # Share of the clip that is left for float32 rounding, in norms and in sums of
 # `_ROWS` rows: one row more changes how the others are rounded. In sums of n
@@ -14,6 +18,11 @@ _ROWS = 128
 LARGEST_MICROBATCH = 512
 # Larger batches are summed in float64.
 _LARGEST_FLOAT32_BATCH = 4096
+
+RULES = ("flat", "automatic", "unit_norm")
+_STABILITY = 0.01
+# Of rules that scale rows up: sums stay far from what float32 holds.
+_LARGEST_CLIP = 1e20
 
 
 def largest_draw(batch_size):
@@ -34,7 +43,120 @@ def largest_batch(batch_size: int, microbatch_size: int):
     return int(rows * LARGEST_MICROBATCH // microbatch_size)
 
 
-def clipped_sum(gradients, keep, l2_norm_clip: float, batch_size: int) -> list:
+@dataclasses.dataclass(frozen=True)
+class Clipping:
+    """A rule that scales a row g to a norm of at most C.
+
+    | rule | factor |
+    |---|---|
+    | `"flat"` | `min(1, C / ||g||)` |
+    | `"automatic"` | `C / (||g|| + stability)` |
+    | `"unit_norm"` | `C / max(||g||, 1e-12)` |
+
+    The last two scale short rows up. A row of zeros stays one.
+
+    Formal guarantees: of each rule, a row of norm n times its factor has a norm
+    of at most C, also where the factor is that of an upper bound of n. Norms
+    below 1e-12, whose squares may be flushed to zero, count as that.
+
+    Args:
+        rule: string. Defaults to `"flat"`.
+        stability: float, what automatic clipping adds to a norm. Defaults to
+            `None`: 0.01.
+
+    Raises:
+        ValueError: if an argument is out of range.
+
+    Reference:
+        - [Bu et al., 2023](https://arxiv.org/abs/2206.07136), on automatic
+          clipping
+    """
+
+    rule: str = "flat"
+    stability: float | None = None
+
+    def __post_init__(self):
+        check_choice("clipping", self.rule, RULES)
+        if self.stability is None:
+            return
+        if self.rule != "automatic":
+            raise ValueError(
+                "Expected stability with clipping='automatic' alone, got "
+                f"stability={self.stability} with clipping={self.rule!r}. "
+                "Leave it out."
+            )
+        if (
+            not isinstance(self.stability, numbers.Real)
+            or not SMALLEST_NORM <= self.stability < math.inf
+        ):
+            raise ValueError(
+                f"Expected finite stability >= {SMALLEST_NORM}, got "
+                f"{self.stability!r}. For none, pass clipping='unit_norm'."
+            )
+
+    @property
+    def description(self) -> str:
+        """Words for the ledger, which follow the name of a mechanism."""
+        return {
+            "flat": "",
+            "automatic": f", with automatic clipping (stability {self._gamma})",
+            "unit_norm": ", with gradients scaled to the norm C",
+        }[self.rule]
+
+    @property
+    def _gamma(self):
+        return _STABILITY if self.stability is None else self.stability
+
+    def check_clip(self, l2_norm_clip: float, name: str = "l2_norm_clip"):
+        """Raises `ValueError` if rows cannot be scaled to a clip.
+
+        Args:
+            l2_norm_clip: float.
+            name: string, for the message. Defaults to `"l2_norm_clip"`.
+        """
+        if self.rule != "flat" and not l2_norm_clip <= _LARGEST_CLIP:
+            raise ValueError(
+                f"Expected {name} <= {_LARGEST_CLIP:g} with "
+                f"clipping={self.rule!r}, got {l2_norm_clip}: short gradients "
+                "are scaled up to it. 1 is usual."
+            )
+
+    def factors(self, norms, l2_norm_clip):
+        """Factors of rows.
+
+        Args:
+            norms: float32 tensor, upper bounds of their norms.
+            l2_norm_clip: float or float32 tensor, finite.
+
+        Returns:
+            Float32 tensor of the shape of `norms`.
+        """
+        if self.rule == "flat":
+            return tf.minimum(1.0, l2_norm_clip / norms)
+        if self.rule == "automatic":
+            return l2_norm_clip / (norms + self._gamma)
+        return l2_norm_clip / tf.maximum(norms, SMALLEST_NORM)
+
+    def unit(self, l2_norm_clip) -> float:
+        """A power of two that no factor exceeds, at least 1."""
+        if self.rule == "flat":
+            return 1.0
+        shortest = self._gamma if self.rule == "automatic" else SMALLEST_NORM
+        largest = max(1.0, l2_norm_clip / shortest)
+        return 2.0 ** math.ceil(math.log2(largest))
+
+
+FLAT = Clipping()
+
+
+def clipped_sum(
+    gradients,
+    keep,
+    l2_norm_clip,
+    batch_size: int,
+    clipping: Clipping = FLAT,
+    variables: list | None = None,
+) -> list:
     """Sum of the rows of a microbatch, each clipped as a whole.
 
     Formal guarantees: over a batch of such sums, added up in float64, one
@@ -43,23 +165,63 @@ def clipped_sum(gradients, keep, l2_norm_clip: float, batch_size: int) -> list:
     Args:
         gradients: `tf_dpsub.gradients.PerExampleGradients`.
         keep: float32 tensor of shape `[batch]`, 0 for rows that do not count.
-        l2_norm_clip: float, `inf` for no clipping.
+        l2_norm_clip: float, `inf` for no clipping; or float32 tensor.
         batch_size: int, the expected number of rows of a whole batch.
+        clipping: `Clipping`. Defaults to `FLAT`.
+        variables: list, of whose rows alone norms and sums are. Defaults to
+            `None`, all.
 
     Returns:
         List of float32 tensors; of float64 ones for a large batch.
     """
     is_large = batch_size > _LARGEST_FLOAT32_BATCH
     factors = keep * clip_factors(
-        gradients.sq_norm_bounds(), l2_norm_clip, 1 if is_large else batch_size
+        gradients.sq_norm_bounds(variables),
+        l2_norm_clip,
+        1 if is_large else batch_size,
+        clipping,
     )
     if is_large:
         factors = tf.cast(factors, tf.float64)
-    return gradients.weighted_sum(factors)
+    return weighted_sum(gradients, factors, l2_norm_clip, clipping, variables)
 
 
-def clip_factors(sq_norm_bounds, l2_norm_clip: float, batch_size: int = 1):
-    """Factors that scale rows down to a norm of at most `l2_norm_clip`.
+def weighted_sum(
+    gradients,
+    factors,
+    l2_norm_clip,
+    clipping: Clipping = FLAT,
+    variables: list | None = None,
+) -> list:
+    """Sum of rows times the factors of a rule, which may exceed 1.
+
+    Formal guarantees: those of `tf_dpsub.gradients.PerExampleGradients` are for
+    factors in [0, 1]. Larger ones are divided by a power of two before, and
+    the sums multiplied by it, both of which are exact.
+
+    Args:
+        gradients: `tf_dpsub.gradients.PerExampleGradients`.
+        factors: float32 or float64 tensor of shape `[batch]`.
+        l2_norm_clip, clipping: those of the factors.
+        variables: list, whose rows are added up. Defaults to `None`, all.
+
+    Returns:
+        List of tensors of the type of `factors`.
+    """
+    unit = clipping.unit(l2_norm_clip)
+    if unit == 1:
+        return gradients.weighted_sum(factors, variables)
+    sums = gradients.weighted_sum(factors / unit, variables)
+    return [unit * s for s in sums]
+
+
+def clip_factors(
+    sq_norm_bounds,
+    l2_norm_clip,
+    batch_size: int = 1,
+    clipping: Clipping = FLAT,
+):
+    """Factors that scale rows to a norm of at most `l2_norm_clip`.
 
     Formal guarantees: a row times its factor changes a sum by a vector of norm
     at most `l2_norm_clip`, rounding included, if `sq_norm_bounds` are those of
@@ -69,15 +231,17 @@ def clip_factors(sq_norm_bounds, l2_norm_clip: float, batch_size: int = 1):
 
     Args:
         sq_norm_bounds: float32 tensor of shape `[batch]`.
-        l2_norm_clip: float, `inf` for no clipping.
+        l2_norm_clip: float, `inf` for no clipping; or float32 tensor, a public
+            number.
         batch_size: int, the expected number of rows of a whole batch, if they
             are summed in float32. Defaults to `1`, for sums in float64.
+        clipping: `Clipping`. Defaults to `FLAT`.
 
     Returns:
-        Float32 tensor of shape `[batch]`, at most 1.
+        Float32 tensor of shape `[batch]`, at most `clipping.unit(...)`.
     """
-    if math.isinf(l2_norm_clip):
+    if not tf.is_tensor(l2_norm_clip) and math.isinf(l2_norm_clip):
         return tf.ones_like(sq_norm_bounds)
     rows = max(_ROWS, largest_draw(batch_size))
     clip = l2_norm_clip * (1 - _MARGIN * rows / _ROWS - grid.MARGIN)
-    return tf.minimum(1.0, clip / tf.sqrt(sq_norm_bounds))
+    return clipping.factors(tf.sqrt(sq_norm_bounds), clip)

@@ -4,7 +4,8 @@ import dataclasses
 import math
 import numbers
 
-_SMALLEST_CLIP = 1e-12
+# Squares of smaller norms may be flushed to zero.
+SMALLEST_NORM = 1e-12
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,9 +76,9 @@ def check_privacy(
         )
     if not l2_norm_clip > 0:
         raise ValueError(f"Expected {clip} > 0, got {l2_norm_clip}.")
-    if l2_norm_clip < _SMALLEST_CLIP:
+    if l2_norm_clip < SMALLEST_NORM:
         raise ValueError(
-            f"Expected {clip} >= {_SMALLEST_CLIP}, got {l2_norm_clip}: "
+            f"Expected {clip} >= {SMALLEST_NORM}, got {l2_norm_clip}: "
             "squares of smaller norms may be flushed to zero. Scale the loss "
             "and the clip up."
         )

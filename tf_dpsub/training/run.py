@@ -237,7 +237,7 @@ def entry_of(
     optimizer = model.optimizer
     poisson = None if batches is None else batches.poisson
     return accounting.LedgerEntry(
-        mechanism=optimizer.description,
+        mechanism=optimizer.mechanism,
         noise_multiplier=optimizer.effective_noise_multiplier,
         l2_norm_clip=optimizer.l2_norm_clip,
         batch_size=optimizer.batch_size,

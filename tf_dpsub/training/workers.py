@@ -100,7 +100,7 @@ def require_same_training(model, batches, **settings):
     require_agreement(
         model.distribute_strategy,
         {
-            "mechanism": optimizer.description,
+            "mechanism": optimizer.mechanism,
             **numbers,
             "inner_optimizer": [
                 type(inner).__name__,

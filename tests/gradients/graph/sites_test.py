@@ -41,6 +41,7 @@ def _gradients(model, x, implementation):
         return {
             "norms": rows.sq_norms(),
             "bounds": rows.sq_norm_bounds(),
+            "nonzero": rows.nonzero(),
             "rows": [rows.rows(v) for v in variables],
             "sum": rows.weighted_sum(c),
             "projection": rows.project(basis),

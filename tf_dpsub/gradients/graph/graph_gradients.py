@@ -412,6 +412,10 @@ class GraphGradients(PerExampleGradients):
         total = add_in_order([of_sites[s] for s, _ in self._of(variables)])
         return tf.where(self.valid, total, 0.0)
 
+    def nonzero(self):
+        flags = [site.nonzero() for site in self._magnitudes]
+        return tf.reduce_any(tf.stack(flags), axis=0)
+
     def rows(self, variable):
         ((site, view),) = self._of([variable])
         return view.pull_back_rows(site.rows())
@@ -428,10 +432,10 @@ class GraphGradients(PerExampleGradients):
             for variable, (site, view) in zip(variables, self._of(variables))
         ]
 
-    def weighted_sum(self, c):
+    def weighted_sum(self, c, variables=None):
         return [
             view.pull_back(site.weighted_sum(c))
-            for site, view in self._of(None)
+            for site, view in self._of(variables)
         ]
 
 

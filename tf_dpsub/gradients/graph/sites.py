@@ -21,6 +21,7 @@ from tf_dpsub.gradients.graph.constants import static_shape
 from tf_dpsub.gradients.graph.states import Unproven
 from tf_dpsub.gradients.rows import (
     add_in_order,
+    any_nonzero,
     combine_rows,
     inner_products,
     scale_rows,
@@ -118,6 +119,14 @@ class Site(abc.ABC):
     def sq_norms(self):
         """Squared norms of the rows, `[batch]`."""
 
+    def nonzero(self):
+        """Which rows may not be zero, bool `[batch]`.
+
+        A row is a sum of products of numbers of all its factors.
+        """
+        flags = [any_nonzero([f]) for f in self.factors if f.dtype.is_floating]
+        return tf.reduce_all(tf.stack(flags), axis=0)
+
     @abc.abstractmethod
     def rows(self):
         """`[batch, *shape]`."""
@@ -150,6 +159,9 @@ class Stored(Site):
         self._is_whole = not isinstance(rows, list)
         super().__init__(weight, [rows] if self._is_whole else rows)
         self._order = order or list(range(rows.shape.rank - 1))
+
+    def nonzero(self):
+        return any_nonzero(self.factors)
 
     def sq_magnitudes(self):
         return self.sq_norms()

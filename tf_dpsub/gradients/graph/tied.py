@@ -46,6 +46,10 @@ class Tied(sites.Site):
         for site, _ in self._uses:
             site.factors = [next(factors) for _ in site.factors]
 
+    def nonzero(self):
+        flags = [site.nonzero() for site, _ in self._uses]
+        return tf.reduce_any(tf.stack(flags), axis=0)
+
     def sq_magnitudes(self):
         magnitudes = [tf.sqrt(site.sq_magnitudes()) for site, _ in self._uses]
         return tf.square(add_in_order(magnitudes))
