@@ -78,6 +78,8 @@ def get_config():
     config.subspace_kwargs = ml_collections.ConfigDict()
     config.public_data = config_dict.placeholder(str)
     config.random_public_labels = False
+    # The exponent of the scales of a public subspace: from 0 to 1, or "auto".
+    config.whiten = config_dict.placeholder(object)
     config.start_epoch = 1
 
     # Privacy. `epsilon` is a budget, which a run that crosses it does not

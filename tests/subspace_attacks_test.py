@@ -16,6 +16,7 @@ import tf_dpsub
 from tests.optimizers import hostile_steps
 from tests.subspaces.linear_models import (
     PARAMETERS,
+    ScaledSubspace,
     attach,
     batch_of,
     flat,
@@ -37,10 +38,34 @@ VICTIM = 5  # the example that differs
 BASIS = orthonormal(SIZE, RANK, 3)
 COMPLEMENT = np.linalg.svd(BASIS)[0][:, RANK:]
 
-METHODS = ("pdp", "pdp from a step on", "pdp, ambient", "b-gep", "gep")
+# As far apart as scales of a whitened subspace are, with a r.m.s. of 1.
+SCALES = np.array([1.0, 31.6, 5.0, 0.9])
+SCALES /= np.sqrt(np.mean(SCALES**2))
+
+_SCALED = " in scaled coordinates"
+METHODS = (
+    "pdp",
+    "pdp from a step on",
+    "pdp, ambient",
+    "b-gep",
+    "gep",
+    "pdp" + _SCALED,
+    "pdp from a step on" + _SCALED,
+    "pdp, untruncated" + _SCALED,
+    "b-gep" + _SCALED,
+    "gep" + _SCALED,
+)
+
+
+def subspace_of(method):
+    """The subspace that a method has, spanned by `BASIS`."""
+    if method.endswith(_SCALED):
+        return ScaledSubspace(BASIS, SCALES)
+    return FixedSubspace(BASIS, public=True)
 
 
 def make_optimizer(method, subspace, clips=(1.0, 0.2), **arguments):
+    method = method.removesuffix(_SCALED)
     arguments = {
         "noise_multiplier": 0.0,
         "l2_norm_clip": clips[0],
@@ -54,6 +79,8 @@ def make_optimizer(method, subspace, clips=(1.0, 0.2), **arguments):
         return GEP("sgd", residual=False, **arguments)
     if method == "pdp, ambient":
         arguments["noise"] = "ambient"
+    if method == "pdp, untruncated":
+        arguments["truncate"] = False
     if method == "pdp from a step on":
         arguments["start_step"] = 1  # the first step is of DP-SGD
     return ProjectedDPSGD("sgd", **arguments)
@@ -62,7 +89,7 @@ def make_optimizer(method, subspace, clips=(1.0, 0.2), **arguments):
 def parts_of(method, released):
     """The release, as one vector for each clip."""
     released = [np.ravel(r).astype("float64") for r in released]
-    if method == "gep":
+    if method.startswith("gep"):
         return [released[0], np.concatenate(released[1:])]
     return [np.concatenate(released)]
 
@@ -71,7 +98,7 @@ class Mechanism:
     """The release of a method for given rows, without noise."""
 
     def __init__(self, method, clips=(1.0, 0.2), basis=BASIS):
-        subspace = FixedSubspace(BASIS, public=True)
+        subspace = subspace_of(method)
         optimizer = make_optimizer(method, subspace, clips)
         model = attach(make_private(optimizer, SIZES))
         for block, part in zip(
@@ -216,7 +243,7 @@ class TestSensitivity:
         reached = search(Mechanism(method, clips), cases=260)
         # The clips are reached: the search can find violations.
         assert reached["inside"][0] > 0.99
-        if method == "gep":
+        if method.startswith("gep"):
             assert reached["outside"][1] > 0.99
         for kind in ("zero", "nan", "infinite", "largest", "too large"):
             assert not reached[kind].any()
@@ -266,7 +293,7 @@ class TestRunningSums:
     @pytest.mark.parametrize("method", METHODS)
     def test_many_microbatches(self, method, microbatch_size):
         """Large float32 sums would round the contribution of one example."""
-        subspace = FixedSubspace(BASIS, public=True)
+        subspace = subspace_of(method)
         clips = (1.0, 0.2)
         optimizer = make_optimizer(
             method,
@@ -308,7 +335,7 @@ class TestRunningSums:
         releases = []
         for size in (2, 8, 16):
             optimizer = make_optimizer(
-                method, FixedSubspace(BASIS, public=True), microbatch_size=size
+                method, subspace_of(method), microbatch_size=size
             )
             model = attach(make_private(optimizer, SIZES))
             sums = model.training_step(batch_of(model, rows))

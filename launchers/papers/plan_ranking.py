@@ -41,6 +41,7 @@ _FREE = (
     "public_data",
     "public_examples",
     "random_public_labels",
+    "whiten",
     "start_epoch",
     "l2_norm_clip",
     "learning_rate",

@@ -207,6 +207,12 @@ def subspace(config, loaded):
         loaded: `tf_dpsub.data.Dataset`, whose public examples it is found from,
             unless the config names a file of public images.
     """
+    if config.whiten is not None and config.subspace != "PublicSubspace":
+        raise ValueError(
+            "Expected a PublicSubspace to whiten, got subspace="
+            f"{config.subspace!r} and whiten={config.whiten!r}. Leave whiten "
+            "out."
+        )
     if config.subspace is None:
         return None
     kinds = {name: getattr(subspaces, name) for name in _SUBSPACES}
@@ -215,10 +221,14 @@ def subspace(config, loaded):
         return _construct(
             _fixed_subspace, config.subspace_kwargs, kind.__name__
         )
-    public = ()
+    public, scales = (), {}
     if config.subspace == "PublicSubspace":
         public = public_examples(config, loaded)
-    return _construct(kind, config.subspace_kwargs, config.subspace, *public)
+        if config.whiten is not None:
+            scales = {"whiten": config.whiten}
+    return _construct(
+        kind, config.subspace_kwargs, config.subspace, *public, **scales
+    )
 
 
 def _fixed_subspace(basis, rank, **kwargs):

@@ -4,7 +4,8 @@ import numpy as np
 
 from tf_dpsub import optimizers
 from tf_dpsub.auditing import MechanismAudit
-from tf_dpsub.subspaces import FixedSubspace
+from tf_dpsub.auditing.step_audit import INPUTS, OUTPUTS
+from tf_dpsub.subspaces import FixedSubspace, PublicSubspace
 
 # At q = 1 and delta = 1e-5 a step has epsilon 1.
 SETTINGS = {"noise_multiplier": 3.73, "l2_norm_clip": 0.7, "batch_size": 16}
@@ -31,6 +32,21 @@ def dpsgd(inner, weights, make=optimizers.DPSGD, **changes):
 def in_subspace(make, **changes):
     return lambda inner, weights: make(
         inner, subspace=subspace(weights), **SETTINGS | changes
+    )
+
+
+def whitened(make, **changes):
+    """A mechanism in the coordinates of a spectrum that falls steeply."""
+    random = np.random.default_rng(0)
+    x = random.normal(size=(30, sum(INPUTS)))
+    y = random.normal(size=(30, sum(OUTPUTS)))
+    x, y = (a * np.logspace(0, -3, a.shape[1]) for a in (x, y))
+    return lambda inner, weights: make(
+        inner,
+        subspace=PublicSubspace(
+            x, y, rank=5, method="gram", whiten=1.0, update_every=10**9
+        ),
+        **SETTINGS | changes,
     )
 
 
@@ -66,6 +82,12 @@ MECHANISMS = {
         optimizers.GEP, residual_norm_clip=0.2, clipping="unit_norm"
     ),
     "B-GEP": in_subspace(optimizers.GEP, residual=False),
+    "ProjectedDPSGD, whitened": whitened(optimizers.ProjectedDPSGD),
+    "ProjectedDPSGD, whitened, all directions": whitened(
+        optimizers.ProjectedDPSGD, truncate=False
+    ),
+    "GEP, whitened": whitened(optimizers.GEP, residual_norm_clip=0.2),
+    "B-GEP, whitened": whitened(optimizers.GEP, residual=False),
     "RGP": lambda inner, weights: dpsgd(
         inner, weights, optimizers.RGP, carriers="random"
     ),

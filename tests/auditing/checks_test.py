@@ -13,9 +13,11 @@ from tests.auditing.audited_mechanisms import (
     audit_of,
     dpsgd,
     in_subspace,
+    whitened,
 )
 from tf_dpsub import optimizers
 from tf_dpsub.auditing import MechanismAudit
+from tf_dpsub.primitives.clipping import clipped_row_sum, clipped_sum
 from tf_dpsub.primitives.public_state import PublicState
 
 
@@ -113,6 +115,44 @@ class WithoutNoiseOnTheResidual(optimizers.GEP):
     def noise_stddevs(self):
         first, *rest = super().noise_stddevs()
         return [first, *(0.0 for _ in rest)]
+
+
+class ClippedBeforeItIsScaled(optimizers.GEP):
+    """Coordinates are clipped to C, and scaled by more than 1 thereafter."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, residual=False, **kwargs)
+
+    def clipped_sums(self, gradients, keep):
+        embeddings = self.subspace.project(gradients)
+        clipped = clipped_row_sum(embeddings, keep, self.l2_norm_clip)
+        return [self.subspace.scaled(clipped)]
+
+
+class ClippedAsAWhole(optimizers.ProjectedDPSGD):
+    """Whole gradients are clipped to C, and their sum is scaled."""
+
+    def clipped_sums(self, gradients, keep):
+        sums = clipped_sum(gradients, keep, self.l2_norm_clip, self.batch_size)
+        return [self.subspace.scaled(self.subspace.coordinates(sums))]
+
+
+class ClippedBeforeAllIsScaled(optimizers.ProjectedDPSGD):
+    """Whole gradients are clipped to C, and scaled along all directions."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, truncate=False, **kwargs)
+
+    def _scaled_sq_norms(self, gradients):
+        return gradients.sq_norm_bounds()
+
+
+class WithAResidualOfWhatIsScaled(optimizers.GEP):
+    """The residual lacks an embedding that was scaled."""
+
+    def clipped_sums(self, gradients, keep):
+        embedding, inside, *whole = super().clipped_sums(gradients, keep)
+        return [embedding, self.subspace.scaled(inside), *whole]
 
 
 class WithOneKey(optimizers.DPSGD):
@@ -233,6 +273,13 @@ TWINS = {
     "half the noise": (WithHalfTheNoise, "variance"),
     "clipped by layer": (ClippedByLayer, "sensitivity"),
     "residual without noise": (WithoutNoiseOnTheResidual, "variance"),
+    "clipped before it is scaled": (ClippedBeforeItIsScaled, "sensitivity"),
+    "clipped as a whole, and scaled": (ClippedAsAWhole, "sensitivity"),
+    "clipped before all is scaled": (ClippedBeforeAllIsScaled, "sensitivity"),
+    "a residual of what is scaled": (
+        WithAResidualOfWhatIsScaled,
+        "sensitivity",
+    ),
     "one key for all steps": (WithOneKey, "independence"),
     "one key for all weights": (WithOneKeyForAllWeights, "independence"),
     "noise in single precision": (WithNoiseInSinglePrecision, "low bits"),
@@ -268,14 +315,25 @@ def test_views_that_are_clipped_alone_are_caught():
     assert 2.9 < found.value <= 3
 
 
+_WHITENED = (
+    ClippedBeforeItIsScaled,
+    ClippedAsAWhole,
+    ClippedBeforeAllIsScaled,
+    WithAResidualOfWhatIsScaled,
+)
+
+
 @pytest.mark.parametrize("name", TWINS)
 def test_broken_twin_is_caught(name):
     twin, check = TWINS[name]
 
     def make(inner, weights):
-        if issubclass(twin, optimizers.GEP):
-            return in_subspace(twin, residual_norm_clip=0.2)(inner, weights)
-        changes = {}
+        is_gep = issubclass(twin, optimizers.GEP)
+        changes = {"residual_norm_clip": 0.2} if is_gep else {}
+        if twin in _WHITENED:
+            return whitened(twin, **changes)(inner, weights)
+        if is_gep:
+            return in_subspace(twin, **changes)(inner, weights)
         if issubclass(twin, optimizers.AdaptiveDPSGD):
             changes["clipped_count_stddev"] = 3.0
         return dpsgd(inner, weights, twin, **changes)

@@ -151,7 +151,9 @@ class TestPrivately:
         rows = model.optimizer.per_example_variables
         assert {id(v) for v in rows} == chosen
         for variable, old in zip(plain.weights, before, strict=True):
-            assert (id(variable) in chosen) == bool(np.any(variable.numpy() != old))
+            assert (id(variable) in chosen) == bool(
+                np.any(variable.numpy() != old)
+            )
 
     def test_batch_normalization_still_raises(self):
         plain = keras.Sequential(

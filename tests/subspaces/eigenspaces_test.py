@@ -251,3 +251,12 @@ class TestSecondMoments:
             np.testing.assert_allclose(
                 np.concatenate(blocks), expected, atol=1e-4
             )
+
+    @pytest.mark.parametrize("chunks", [1, 4])
+    def test_energies(self, chunks):
+        found = moments_of(GAP, chunks).energies(start())
+        for energies, group, blocks in zip(found, GROUPS, start()):
+            expected = columns_of(GAP, group) @ np.concatenate(blocks)
+            np.testing.assert_allclose(
+                energies, np.sum(np.square(expected), 0), rtol=1e-5
+            )

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_dpsub
-from tf_dpsub import gradients, optimizers
+from tf_dpsub import gradients, optimizers, subspaces
 from tf_dpsub.data import given_batches
 
 layers = keras.layers
@@ -20,6 +20,23 @@ PARAMETERS = sum(SIZES)
 
 def product(y_true, y_pred):
     return keras.ops.sum(y_true * y_pred, -1)
+
+
+@keras.saving.register_keras_serializable("tests")
+class ScaledSubspace(subspaces.FixedSubspace):
+    """A subspace whose coordinates have scales that are given."""
+
+    def __init__(self, basis, scales):
+        super().__init__(basis, public=True)
+        self._scales = np.array(scales, np.float32)
+
+    @property
+    def is_whitened(self):
+        return True
+
+    @property
+    def scales(self):
+        return tf.constant(self._scales)
 
 
 def network(sizes=SIZES):

@@ -22,7 +22,7 @@ from tf_dpsub.training.private_model import make_private
 # Kernels [inputs, outputs] of the model whose gradients are given.
 _KERNELS = ((6, 4), (5, 3))
 INPUTS = [p for p, _ in _KERNELS]
-_OUTPUTS = [d for _, d in _KERNELS]
+OUTPUTS = [d for _, d in _KERNELS]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -143,7 +143,7 @@ class StepAudit:
         """A batch of examples without gradients: inputs and targets."""
         return tuple(
             np.zeros((self.batch_size, self.views * numbers), np.float32)
-            for numbers in (sum(INPUTS), sum(_OUTPUTS))
+            for numbers in (sum(INPUTS), sum(OUTPUTS))
         )
 
     def random(self, generator, scale=1.0):
@@ -435,7 +435,7 @@ def sq_norms(x, y):
     x, y = (a.reshape(len(a), views, -1) for a in (x, y))
     parts = zip(
         np.split(x, np.cumsum(INPUTS)[:-1], 2),
-        np.split(y, np.cumsum(_OUTPUTS)[:-1], 2),
+        np.split(y, np.cumsum(OUTPUTS)[:-1], 2),
     )
     # The inner product of the gradients of two views is that of their inputs
     # times that of their targets.

@@ -9,7 +9,12 @@ import keras
 import tensorflow as tf
 
 from tf_dpsub.optimizers.subspace_optimizer import SubspaceOptimizer
-from tf_dpsub.primitives.clipping import clip_factors, weighted_sum
+from tf_dpsub.primitives.clipping import (
+    clip_factors,
+    clipped_row_sum,
+    weighted_row_sum,
+    weighted_sum,
+)
 from tf_dpsub.primitives.release import Release, check_privacy
 
 # PRIVACY: the squared norm of a residual is a difference, in which rounding and
@@ -33,6 +38,10 @@ class GEP(SubspaceOptimizer):
     `sigma0 = noise_multiplier`, `sigma1 = residual_noise_multiplier` and
     `B = batch_size`. Without the residual it is B-GEP.
 
+    In a whitened subspace, with scales `s`, the embedding `s w_i` is clipped
+    instead and has the noise, and its sum `u` comes back as `V (s u)`. The
+    residual stays `g_i - V w_i`, without scales.
+
     Formal guarantees: what is released at a step is the noisy embedding and the
     noisy residual, of the same batch. Replacing one example by an empty one
     moves them by at most `C0` and `C1`. Divided by `sigma0 C0` and `sigma1 C1`
@@ -42,8 +51,10 @@ class GEP(SubspaceOptimizer):
     drew the batch, and not by two. `||r_i||^2 = ||g_i||^2 - ||w_i||^2`, and
     the sum of residuals is a difference of sums: residual rows are never
     formed. Both rest on `||V^T V - I|| <= 2^-13`, and on the margin of
-    `2^-10 ||g_i||^2` that is added. If either multiplier is 0, or the subspace
-    is not public, no step is private.
+    `2^-10 ||g_i||^2` that is added. Scales are public float32 numbers: the
+    norm of `s w_i` is that of the products in the sum, rounding included, and
+    the residual is that of the same `w_i` before they are scaled. If either
+    multiplier is 0, or the subspace is not public, no step is private.
 
     Args: as `PrivateOptimizer`.
         l2_norm_clip: float, the norm to which embeddings are clipped.
@@ -123,12 +134,14 @@ class GEP(SubspaceOptimizer):
 
     @property
     def description(self):
+        scaled = ", in whitened coordinates" * self.subspace.is_whitened
         if not self.residual:
-            return "GEP without residual"
+            return f"GEP without residual{scaled}"
         pair = (self.noise_multiplier, self.residual_noise_multiplier)
         return (
-            f"GEP, with a residual clipped at {self.residual_norm_clip:g} and "
-            f"multipliers {pair[0]:.6g} and {pair[1]:.6g}, which make one σ"
+            f"GEP{scaled}, with a residual clipped at "
+            f"{self.residual_norm_clip:g} and multipliers "
+            f"{pair[0]:.6g} and {pair[1]:.6g}, which make one σ"
         )
 
     def sum_shapes(self):
@@ -139,25 +152,26 @@ class GEP(SubspaceOptimizer):
 
     def clipped_sums(self, gradients, keep):
         embeddings = self.subspace.project(gradients)  # [batch, k]
-        sq_norms = tf.reduce_sum(tf.square(embeddings), 1)
-        factors = self._embedding_factors(sq_norms) * keep
-        sums = [_weighted_sum(factors, embeddings)]
+        scaled = self.subspace.scaled(embeddings)
+        sums = [
+            clipped_row_sum(scaled, keep, self.l2_norm_clip, self.clipping_rule)
+        ]
         if not self.residual:
             return sums
+        # What the residual lacks is the embedding without scales.
+        sq_norms = tf.reduce_sum(tf.square(embeddings), 1)
         factors = keep * self._residual_factors(
             _sq_residuals(gradients.sq_norm_bounds(), sq_norms)
         )
-        sums.append(_weighted_sum(factors, embeddings))
+        # In float64: a residual is the difference of sums that may be as large
+        # as 32 clips of each row, and rounding in float32 would exceed the
+        # clip.
+        sums.append(weighted_row_sum(factors, embeddings))
         return sums + weighted_sum(
             gradients,
             tf.cast(factors, tf.float64),
             self.residual_norm_clip,
             self.clipping_rule,
-        )
-
-    def _embedding_factors(self, sq_norms):
-        return clip_factors(
-            sq_norms, self.l2_norm_clip, clipping=self.clipping_rule
         )
 
     def _residual_factors(self, sq_norms):
@@ -193,23 +207,28 @@ class GEP(SubspaceOptimizer):
 
     def privatize(self, noisy_sums):
         embedding, *residuals = noisy_sums
-        sums = self.subspace.lift(embedding)
+        sums = self.subspace.lift(self.subspace.scaled(embedding))
         if self.residual:
             sums = [a + b for a, b in zip(sums, residuals)]
         return [s / self.batch_size for s in sums]
 
-    def preview(self, coordinates, sq_norms):
-        sq_embeddings = tf.reduce_sum(tf.square(coordinates), 1)
-        factors = self._embedding_factors(sq_embeddings)
+    def preview(self, coordinates, sq_norms, scales=None):
+        scaled = coordinates if scales is None else scales * coordinates
+        factors = clip_factors(
+            tf.reduce_sum(tf.square(scaled), 1),
+            self.l2_norm_clip,
+            clipping=self.clipping_rule,
+        )
         released = 0.0
         if self.residual:
+            sq_embeddings = tf.reduce_sum(tf.square(coordinates), 1)
             residual_factors = self._residual_factors(
                 _sq_residuals(sq_norms, sq_embeddings)
             )
             # Where rows are scaled up, relative to what the embedding is.
             shares = residual_factors / tf.maximum(factors, 1.0)
             released = tf.minimum(tf.reduce_mean(shares), 1.0)
-        return factors[:, None] * coordinates, released
+        return factors[:, None] * scaled, released
 
     def get_config(self):
         return {
@@ -224,13 +243,3 @@ def _sq_residuals(sq_norms, sq_embeddings):
     """Upper bounds of squared norms of residuals, `[batch]`."""
     differences = tf.maximum(sq_norms - sq_embeddings, 0.0)
     return differences + _RESIDUAL_MARGIN * sq_norms
-
-
-def _weighted_sum(factors, rows):
-    """Weighted sum of rows in float64.
-
-    A residual is the difference of sums that may be as large as 32 clips of
-    each row: rounding in float32 would exceed the clip.
-    """
-    rows, factors = (tf.cast(t, tf.float64) for t in (rows, factors))
-    return tf.linalg.matvec(rows, factors, transpose_a=True)

@@ -43,7 +43,7 @@ def total_clip(clips: Mapping) -> float:
             raise ValueError(
                 f"Expected l2_norm_clip[{name!r}] to be a number, got {clip!r}."
             )
-        if not SMALLEST_NORM <= clip < math.inf:
+        if not SMALLEST_NORM <= float(clip) < math.inf:
             raise ValueError(
                 f"Expected finite l2_norm_clip[{name!r}] >= {SMALLEST_NORM}, "
                 f"got {clip}. A layer that is not to be trained is frozen by "

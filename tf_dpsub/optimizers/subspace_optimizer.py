@@ -33,20 +33,26 @@ class SubspaceOptimizer(PrivateOptimizer):
 
     @property
     def coordinate_stddev(self):
-        """Standard deviation of the noise in a coordinate of the gradient."""
+        """Standard deviation of the noise in a coordinate of the gradient.
+
+        In a whitened subspace, in a scaled coordinate.
+        """
         return self.noise_stddevs()[0] / self.batch_size
 
     @abc.abstractmethod
-    def preview(self, coordinates, sq_norms):
+    def preview(self, coordinates, sq_norms, scales=None):
         """Clips public coordinates as the mechanism would clip private ones.
 
         Args:
             coordinates: float32 tensor of shape `[m, rank]`.
             sq_norms: float32 tensor of shape `[m]`, of whole gradients.
+            scales: float32 tensor of shape `[rank]`, those of a whitened
+                subspace. Defaults to `None`, for one that is not.
 
         Returns:
-            Clipped coordinates, `[m, rank]`, and the share (float tensor) of
-            what lies outside of the subspace that is released as well.
+            Clipped coordinates, `[m, rank]`, scaled if there are scales, and
+            the share (float tensor) of what lies outside of the subspace that
+            is released as well.
         """
 
     def get_config(self):

@@ -215,6 +215,34 @@ def weighted_sum(
     return [unit * s for s in sums]
 
 
+def clipped_row_sum(rows, keep, l2_norm_clip: float, clipping: Clipping = FLAT):
+    """Sum of given rows in float64, each clipped by its norm.
+
+    Formal guarantees: over a batch of such sums, added up in float64, one
+    example more or less moves the total by at most `l2_norm_clip`: the norm is
+    computed from the very float32 numbers that are added up. A row whose square
+    overflows contributes zero.
+
+    Args:
+        rows: float32 tensor of shape `[batch, k]`, finite.
+        keep: float32 tensor of shape `[batch]`, 0 for rows that do not count.
+        l2_norm_clip: float, `inf` for no clipping.
+        clipping: `Clipping`, the rule. Defaults to `FLAT`.
+
+    Returns:
+        Float64 tensor of shape `[k]`.
+    """
+    sq_norms = tf.reduce_sum(tf.square(rows), 1)
+    factors = clip_factors(sq_norms, l2_norm_clip, clipping=clipping)
+    return weighted_row_sum(factors * keep, rows)
+
+
+def weighted_row_sum(factors, rows):
+    """Weighted sum of rows `[batch, k]` in float64."""
+    rows, factors = (tf.cast(t, tf.float64) for t in (rows, factors))
+    return tf.linalg.matvec(rows, factors, transpose_a=True)
+
+
 def clip_factors(
     sq_norm_bounds,
     l2_norm_clip,

@@ -64,6 +64,28 @@ class SecondMoments:
 
         return self._fold(add, _zeros_like(bases))
 
+    def energies(self, bases) -> list:
+        """Sums of squares of the rows along each direction of a basis.
+
+        Args:
+            bases: as for `times`.
+
+        Returns:
+            List over groups of `[k]`.
+        """
+
+        def add(_, rows, totals):
+            coordinates = [
+                linear_algebra.multiply(rows.of(group), basis)
+                for group, basis in zip(self._groups, bases)
+            ]
+            return [
+                total + tf.reduce_sum(tf.square(c), 0)
+                for total, c in zip(totals, coordinates)
+            ]
+
+        return self._fold(add, [tf.zeros(b[0].shape[1]) for b in bases])
+
     def gram_matrices(self):
         """`G G^T` of each group, `[rows, rows]`, those that pad included."""
         if self._only is not None:

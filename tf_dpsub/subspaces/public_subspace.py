@@ -20,6 +20,12 @@ from tf_dpsub.subspaces.basis import MaskedBasis
 from tf_dpsub.subspaces.public_gradients import PublicGradients
 from tf_dpsub.subspaces.rank_selection import RankSelection
 from tf_dpsub.subspaces.subspace import Subspace, require_orthonormal
+from tf_dpsub.subspaces.whitening import (
+    EXPONENTS,
+    LEAST_EXAMPLES,
+    Whitening,
+    checked_whiten,
+)
 
 _METHODS = {
     "power": eigenspaces.power,
@@ -30,6 +36,9 @@ _METHODS = {
 _CHUNK = 256
 # Share of the public examples that rank="auto" holds out by default.
 _HELD_OUT = 0.2
+# Passes of the methods that start from random directions, before an exponent is
+# chosen by what they found.
+_FIRST_ITERATIONS = 4
 
 
 @keras.saving.register_keras_serializable("tf_dpsub")
@@ -48,10 +57,16 @@ class PublicSubspace(Subspace):
     - `"lanczos"`: `iterations` cycles of block Lanczos from the last basis, for
       many public examples whose spectrum decays slowly.
 
+    With `whiten`, mechanisms work in scaled coordinates: those of directions in
+    which public gradients are large are scaled down, on the way to the clip and
+    on the way back alike, so that they neither use up the clip nor take the
+    largest steps. See `Whitening`.
+
     Formal guarantees: the basis depends on public examples, on public
-    randomness and on the weights, which are released. Nothing private is
-    touched, so a refresh costs no privacy. Public examples that are private
-    ones as well are not covered by the guarantee: they raise, or are stated.
+    randomness and on the weights, which are released, and so do the scales of
+    its coordinates. Nothing private is touched, so a refresh costs no privacy.
+    Public examples that are private ones as well are not covered by the
+    guarantee: they raise, or are stated.
 
     Args:
         x_public: array, or structure of arrays, inputs of public examples.
@@ -74,6 +89,11 @@ class PublicSubspace(Subspace):
             misses. Defaults to `None`, a fifth of them.
         horizon: int, for `rank="auto"`, number of steps over which the noise is
             expected to average out. Defaults to `None`, those of the run.
+        whiten: float from 0 (no scales) to 1 (public gradients have the same
+            energy along each direction), the exponent of the scales; or
+            `"auto"`: 0, 1/2 or 1, as public examples show at the first refresh
+            for the noise, clip and batch size of the optimizer. Labels that are
+            random show little. Defaults to `0.0`.
         allow_private: bool, whether public examples may be private ones as
             well. The statement then says so. Defaults to `False`.
         seed: int, of what is drawn: random labels, which examples are held
@@ -108,6 +128,7 @@ class PublicSubspace(Subspace):
         update_every: int = 1,
         held_out: int | None = None,
         horizon: int | None = None,
+        whiten: float | str = 0.0,
         allow_private: bool = False,
         seed: int | None = None,
     ):
@@ -122,6 +143,7 @@ class PublicSubspace(Subspace):
         check_count("update_every", update_every)
         self._check_rank(rank, max_rank)
         self._check_auto(rank, held_out, horizon)
+        whiten = self._checked_whiten(whiten)
         if rank == "auto" and held_out is None:
             held_out = max(2, round(_HELD_OUT * self._examples))
         self._rank = rank
@@ -131,6 +153,8 @@ class PublicSubspace(Subspace):
         self.update_every = int(update_every)
         self.held_out = int(held_out or 0)
         self._horizon = horizon
+        self._whiten = whiten
+        self._whitening = Whitening(whiten) if whiten != 0 else None
         self.allow_private = bool(allow_private)
         self._seed = seed
         self.selection = None
@@ -175,12 +199,46 @@ class PublicSubspace(Subspace):
             )
         check_count("horizon", horizon, optional=True)
 
+    def _checked_whiten(self, whiten):
+        whiten = checked_whiten(whiten)
+        if whiten == "auto" and self._examples < LEAST_EXAMPLES:
+            raise ValueError(
+                f"Expected {LEAST_EXAMPLES} public examples at least with "
+                f"whiten='auto', got {self._examples}: each half of them has "
+                "to show what the basis of the other one is worth."
+            )
+        return whiten
+
     @property
     def is_public(self):
         return True
 
+    @property
+    def chooses_rank(self):
+        return self._rank == "auto"
+
+    @property
+    def is_whitened(self):
+        return self._whitening is not None
+
+    @property
+    def exponent(self):
+        """The exponent of the scales in use, a float: that of `whiten`.
+
+        With `whiten="auto"` it is 0 until it is chosen, at the first refresh.
+        """
+        if self._whitening is None:
+            return 0.0
+        return float(self._whitening.exponent)
+
+    @property
+    def scales(self):
+        return None if self._whitening is None else self._scales
+
     def build(self, optimizer):
         self._seed_variable = seed_variable(optimizer, self._seed)
+        if self._whitening is not None:
+            self._whitening.build(optimizer)
 
     @property
     def public_inputs(self):
@@ -189,9 +247,10 @@ class PublicSubspace(Subspace):
     @property
     def notes(self):
         labels = "random labels" if self._y is None else "their labels"
+        scale = " and scale its coordinates" if self.is_whitened else ""
         return (
             f"{self._examples} examples with {labels}, whose gradients span "
-            "the subspace",
+            f"the subspace{scale}",
         )
 
     def _shared_ranks(self):
@@ -207,6 +266,9 @@ class PublicSubspace(Subspace):
                 self.groups, self.ranks, self._horizon
             )
             self._basis = MaskedBasis(self._basis, self.selection.mask)
+        if self._whitening is not None:
+            self._scales = public_variable([self.rank])
+            self._scales.assign(tf.ones([self.rank]))
         self._is_made = public_variable([], tf.bool)
         keys = np.random.default_rng(int(self._seed_variable.numpy()))
         for blocks in self._blocks:
@@ -224,11 +286,16 @@ class PublicSubspace(Subspace):
         self._gradients = PublicGradients(model, self._x, self._y, limit)
         if self.selection is not None:
             self.selection.optimizer = model.optimizer
+        if self._whitening is not None:
+            self._whitening.optimizer = model.optimizer
         self._is_made.assign(False)
-        self._compute = tf.function(
-            self._refreshed,
-            autograph=False,
-            jit_compile=model.training_step.is_compiled,
+        self._compute, self._compute_exponent = (
+            tf.function(
+                function,
+                autograph=False,
+                jit_compile=model.training_step.is_compiled,
+            )
+            for function in (self._refreshed, self._best_exponent)
         )
 
     def begin_run(self, steps):
@@ -240,6 +307,12 @@ class PublicSubspace(Subspace):
         due = tf.convert_to_tensor(is_used)
         if self.update_every > 1:
             due &= (iterations % self.update_every == 0) | ~self._is_made
+        if self._whitening is not None and self._whitening.is_chosen:
+            assign_if(
+                due & self._whitening.is_due,
+                [self._whitening.choice],
+                lambda: [self._chosen_exponent(iterations)],
+            )
         assign_if(
             due,
             [*self._state(), self._is_made],
@@ -249,7 +322,9 @@ class PublicSubspace(Subspace):
     def _state(self):
         """All variables that a refresh writes."""
         blocks = [v for blocks in self._blocks for v in blocks]
-        return blocks + (self.selection.variables if self.selection else [])
+        scales = [self._scales] if self.is_whitened else []
+        chosen = self.selection.variables if self.selection else []
+        return blocks + scales + chosen
 
     def _checked(self, iterations):
         """New values of `_state`, after the check that privacy rests on."""
@@ -275,11 +350,54 @@ class PublicSubspace(Subspace):
         moments = eigenspaces.SecondMoments(self._gradients, batch, self.groups)
         bases = [[tf.identity(b) for b in blocks] for blocks in self._blocks]
         bases, error = _METHODS[self.method](moments, bases, self.iterations)
-        values = [b for blocks in bases for b in blocks]
+        scales, selected = None, []
+        if self._whitening is not None:
+            energies = moments.energies(bases)
+            scales = self._whitening.scales(energies)
         if self.selection is not None:
             batch = self._gradients.draw(labels, held_out)
-            values += self.selection.updated(*self._project(batch, bases))
-        return [*values, error]
+            selected = self.selection.updated(
+                *self._project(batch, bases, self.held_out), scales
+            )
+            if scales is not None:
+                # Of the directions in use alone.
+                scales = self._whitening.scales(energies, selected[0])
+        values = [b for blocks in bases for b in blocks]
+        values += [] if scales is None else [scales]
+        return [*values, *selected, error]
+
+    def _chosen_exponent(self, iterations):
+        """The position of the exponent that public examples choose."""
+        best, promised = self._compute_exponent(iterations)
+        self._whitening.log(best, promised)
+        return best
+
+    def _best_exponent(self, iterations):
+        """As `Whitening.best`, of bases of either half of the examples."""
+        labels, order = (self._key(iterations, k) for k in (0, 2))
+        shuffled = tf.argsort(
+            tf.random.stateless_uniform([self._examples], order)
+        )
+        sizes = [self._examples // 2, self._examples - self._examples // 2]
+        halves = tf.split(shuffled, sizes)
+        evidence = tf.zeros([len(EXPONENTS), 2], tf.float64)
+        for mine, others, count in zip(halves, halves[::-1], sizes[::-1]):
+            moments = eigenspaces.SecondMoments(
+                self._gradients,
+                self._gradients.draw(labels, mine),
+                self.groups,
+            )
+            bases = [
+                [tf.identity(b) for b in blocks] for blocks in self._blocks
+            ]
+            bases, _ = _METHODS[self.method](
+                moments, bases, max(self.iterations, _FIRST_ITERATIONS)
+            )
+            batch = self._gradients.draw(labels, others)
+            evidence += self._whitening.evidence(
+                moments.energies(bases), *self._project(batch, bases, count)
+            )
+        return self._whitening.best(evidence)
 
     def _key(self, iterations, purpose):
         """Key of what a refresh draws, the same for all replicas."""
@@ -287,8 +405,8 @@ class PublicSubspace(Subspace):
         key = tf.stack([seed, tf.constant(purpose, tf.int64)])
         return tf.random.experimental.stateless_fold_in(key, iterations)
 
-    def _project(self, batch, bases):
-        """Coordinates `[m, rank]` and squared norms `[m]` of a batch."""
+    def _project(self, batch, bases, count):
+        """Coordinates `[count, rank]` and squared norms `[count]`."""
         chunks, size = batch["real"].shape
 
         def project(i, rows, written):
@@ -312,7 +430,7 @@ class PublicSubspace(Subspace):
             ],
         )
         return [
-            tf.reshape(array.stack(), [-1, *shape[1:]])[: self.held_out]
+            tf.reshape(array.stack(), [-1, *shape[1:]])[:count]
             for array, shape in zip(written, shapes)
         ]
 
@@ -328,6 +446,7 @@ class PublicSubspace(Subspace):
             "update_every": self.update_every,
             "held_out": self.held_out or None,
             "horizon": self._horizon,
+            "whiten": self._whiten,
             "allow_private": self.allow_private,
             "seed": self._seed,
         }

@@ -34,6 +34,11 @@ class RankSelection:
     coherence starts from 1 %, with the weight of 100 refreshes. With a
     residual, what it releases of a direction that is left out is no loss.
 
+    In a whitened subspace, energies and coherence are those of scaled
+    coordinates, each of which has the same noise. On the way back to weights,
+    energies and noise along direction j are both `s_j^2` times as large, and
+    count as such.
+
     Formal guarantees: only public data are read.
 
     Args:
@@ -86,17 +91,20 @@ class RankSelection:
             )
         self._horizon.assign(horizon)
 
-    def updated(self, coordinates, sq_norms) -> list:
+    def updated(self, coordinates, sq_norms, scales=None) -> list:
         """New values of `variables`.
 
         Args:
             coordinates: `[m, rank]`, of held-out public gradients.
             sq_norms: `[m]`, their squared norms.
+            scales: `[rank]`, of the coordinates. Defaults to `None`, without.
 
         Returns:
             List of float32 tensors.
         """
-        clipped, released = self.optimizer.preview(coordinates, sq_norms)
+        clipped, released = self.optimizer.preview(
+            coordinates, sq_norms, scales
+        )
         m = coordinates.shape[0]
         squares = tf.reduce_sum(tf.square(clipped), 0)
         products = tf.square(tf.reduce_sum(clipped, 0)) - squares
@@ -110,9 +118,11 @@ class RankSelection:
         weight = _WEIGHT + self._refreshes
         before = tf.where(is_first, _COHERENCE, self._coherence)
         coherence = before + (measured - before) / (weight + 1)
+        gained = tf.maximum(coherence, 0.0) * energies - self._cost()
+        if scales is not None:
+            gained *= tf.square(scales)
         masks = []
-        for part, rank in zip(tf.split(energies, self._ranks), self._ranks):
-            gains = tf.maximum(coherence, 0.0) * part - self._cost()
+        for gains, rank in zip(tf.split(gained, self._ranks), self._ranks):
             best = tf.argmax(tf.cumsum(gains), output_type=tf.int32)
             masks.append(tf.cast(tf.range(rank) <= best, tf.float32))
         refreshes = self._refreshes + 1

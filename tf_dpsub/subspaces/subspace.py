@@ -49,6 +49,70 @@ class Subspace(PublicState, abc.ABC):
     def is_public(self):
         """Whether the basis tells nothing about private data."""
 
+    @property
+    def chooses_rank(self) -> bool:
+        """Whether the number of directions in use is chosen."""
+        return False
+
+    @property
+    def is_whitened(self) -> bool:
+        """Whether mechanisms work in scaled coordinates."""
+        return False
+
+    @property
+    def scales(self):
+        """Scales of coordinates, float32 `[rank]`; None unless whitened."""
+        return None
+
+    @property
+    def outer_scales(self) -> list:
+        """The largest scale of each group, for directions outside of it."""
+        return [tf.reduce_max(s) for s in tf.split(self.scales, self.ranks)]
+
+    def scaled(self, coordinates):
+        """Coordinates times their public scales, those of a whitened subspace.
+
+        Going to scaled coordinates and coming back are the same.
+
+        Args:
+            coordinates: float32 or float64 tensor of shape `[..., rank]`.
+
+        Returns:
+            Tensor of the same type and shape.
+        """
+        if not self.is_whitened:
+            return coordinates
+        return coordinates * tf.cast(self.scales, coordinates.dtype)
+
+    def scaled_weights(self, tensors: list) -> list:
+        """A vector in the space of weights, scaled along all directions.
+
+        Those outside of the subspace have the `outer_scales`.
+
+        Args:
+            tensors: list of float32 or float64 tensors, one of each variable's
+                shape.
+
+        Returns:
+            List of tensors of the same types and shapes.
+        """
+        dtype = tensors[0].dtype
+        outer = tf.cast(self.outer_scales, dtype)  # [groups]
+        differences = tf.cast(self.scales, dtype) - tf.repeat(outer, self.ranks)
+        inside = self.lift(differences * self.coordinates(tensors))
+        return [
+            outer[group] * t + v
+            for group, t, v in zip(self._groups_of_variables, tensors, inside)
+        ]
+
+    @property
+    def _groups_of_variables(self):
+        """Positions of the group of each variable."""
+        positions = {
+            k: g for g, group in enumerate(self.groups) for k in group.indices
+        }
+        return [positions[k] for k in range(len(positions))]
+
     def attach(self, model):
         """Creates the basis for the weights of a model.
 

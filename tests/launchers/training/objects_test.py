@@ -76,6 +76,12 @@ class TestSubspace:
         assert len(subspace.public_inputs) == 12
         assert len(objects.dataset(config).y_train) == 1438
 
+    @pytest.mark.parametrize("whiten", [0.5, "auto"])
+    def test_whitened_on_demand(self, whiten):
+        optimizer, subspace = made(changed(**PDP, whiten=whiten))
+        assert subspace.get_config()["whiten"] == whiten
+        assert "in whitened coordinates" in optimizer.description
+
     def test_random_subspace_needs_no_public_data(self):
         changes = {"subspace": "RandomSubspace", "public_examples": 0}
         _, subspace = made(changed(**PDP | changes))
@@ -94,6 +100,11 @@ class TestSubspace:
             ({"subspace_kwargs": {"rank": 0}}, "rank >= 1"),
             ({"public_data": "none.npz"}, "none.npz, which does not exist"),
             ({"start_epoch": 0}, "start_epoch >= 1, got 0"),
+            ({"whiten": 2.0}, "whiten in .0, 1. or 'auto', got 2.0"),
+            (
+                {"whiten": 0.5, "subspace": "RandomSubspace"},
+                "PublicSubspace to whiten, got subspace='RandomSubspace'",
+            ),
         ],
         ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
     )
