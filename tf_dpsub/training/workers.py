@@ -114,8 +114,15 @@ def require_same_training(model, batches, **settings):
             "steps_per_epoch": batches.steps_per_epoch,
             **settings,
         },
-        None if poisson is None else poisson.inputs,
+        _compared_inputs(batches),
     )
+
+
+def _compared_inputs(batches):
+    """Inputs that are equal on all workers, before features are made of them."""
+    if batches.poisson is None or batches.raw_inputs is not None:
+        return batches.raw_inputs
+    return batches.poisson.inputs
 
 
 @contextlib.contextmanager
