@@ -119,7 +119,7 @@ def require_same_training(model, batches, **settings):
 
 
 def _compared_inputs(batches):
-    """Inputs that are equal on all workers, before features are made of them."""
+    """Inputs that all workers have alike: raw ones, not their features."""
     if batches.poisson is None or batches.raw_inputs is not None:
         return batches.raw_inputs
     return batches.poisson.inputs
