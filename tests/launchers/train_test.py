@@ -75,9 +75,10 @@ def test_dry_run_says_what_it_would_do(tmp_path):
             "configs/digits_dpsgd.py?",
         ),
         (
-            ["--config=configs/digits_dpsgd.py", "--epochs=3"],
-            "error: Expected a flag of the program, got --epochs, a field "
-            "of the config: --config.epochs.",
+            # No other program, which may be loaded here, has such a flag.
+            ["--config=configs/digits_dpsgd.py", "--inner_optimizer=SGD"],
+            "error: Expected a flag of the program, got --inner_optimizer, a "
+            "field of the config: --config.inner_optimizer.",
         ),
         (
             ["--config=configs/digits_dpsgd.py", "--config.delta=1.5"],
