@@ -96,7 +96,7 @@ def test_leaving_early_stops_what_runs_and_it_can_go_on(tmp_path):
     log = (tmp_path / "logs" / "a.log").read_text("utf-8")
     assert "--resume goes on" in log
 
-    ended = run(some, tmp_path)
+    ended = run(some, tmp_path, jobs=2)
     assert [e.error for e in ended.values()] == [None, None]
     for folder, epochs in zip(folders, done):
         result = json.loads((folder / "result.json").read_text("utf-8"))
