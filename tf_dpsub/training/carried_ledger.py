@@ -100,7 +100,7 @@ class CarriedLedger(tf.train.experimental.PythonState):
         """Called after the last private step of an epoch."""
         self._digest, self._is_training = self._present(), False
         self._averaged = None
-        optimizer = self._model.optimizer
+        optimizer = getattr(self._model, "optimizer", None)
         # A head may be solved for without one.
         if optimizer is not None and optimizer.inner_optimizer.use_ema:
             self._averaged = _digest_of_variables(self._averaged_weights())
