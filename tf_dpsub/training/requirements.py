@@ -357,7 +357,7 @@ def _warn_of_backups(model, callbacks):
             "Expected a ledger_path beside BackupAndRestore, got none: "
             "steps since the last backup would be forgotten if the process "
             "died, and epsilon reported too low. Pass it to make_private.",
-            stacklevel=5,
+            stacklevel=6,
         )
 
 
