@@ -18,6 +18,9 @@ from tf_dpsub.checks import (
 # Less noise is accounted for as none.
 _LEAST_NOISE = 1e-2
 
+# A search looks at each of so many orders first.
+_STRIDE = 8
+
 
 def uniform_epsilon(
     *, noise_multiplier: float, examples: int, steps: int, delta: float
@@ -52,16 +55,9 @@ def uniform_epsilon(
     check_count("examples", examples)
     check_count("steps", steps)
     check_delta(delta)
-    if noise_multiplier < _LEAST_NOISE:
-        return math.inf
-    accountant = rdp_privacy_accountant.RdpAccountant(
-        RDP_ORDERS, dp_accounting.NeighboringRelation.REPLACE_ONE
-    )
-    gaussian = dp_accounting.GaussianDpEvent(noise_multiplier / 2)
-    event = dp_accounting.SampledWithoutReplacementDpEvent(
-        examples, 1, gaussian
-    )
-    return accountant.compose(event, steps).get_epsilon(delta)
+    return _epsilon_and_order(
+        noise_multiplier, examples, steps, delta, RDP_ORDERS
+    )[0]
 
 
 def uniform_noise_multiplier(
@@ -84,24 +80,45 @@ def uniform_noise_multiplier(
     """
     check_epsilon(epsilon)
 
-    @functools.cache
-    def spent(logarithm):
-        return uniform_epsilon(
-            noise_multiplier=math.exp(logarithm),
-            examples=examples,
-            steps=steps,
-            delta=delta,
-        )
+    def logarithm(orders, low, high):
+        """Log of the smallest multiplier by these orders, from a bracket."""
 
-    high = 0.0
-    while spent(high) > epsilon:
-        high += 1.0
-    low = high - 1.0
-    while spent(low) <= epsilon:
-        low -= 1.0
-    logarithm = optimize.brentq(
-        lambda v: math.log(min(spent(v), 1e300) / epsilon), low, high, xtol=1e-4
+        @functools.cache
+        def excess(logarithm):
+            spent, _ = _epsilon_and_order(
+                math.exp(logarithm), examples, steps, delta, orders
+            )
+            return math.log(min(spent, 1e300) / epsilon)
+
+        while excess(high) > 0:
+            low, high = high, high + 1.0
+        while excess(low) <= 0:
+            low, high = low - 1.0, low
+        found = optimize.brentq(excess, low, high, xtol=1e-4)
+        while excess(found) > 0:
+            found += 1e-4
+        return found
+
+    # Each order bounds epsilon, so that any few of them are enough: first some
+    # of all, then those around the best.
+    few = RDP_ORDERS[::_STRIDE]
+    high = logarithm(few, -1.0, 0.0)
+    _, best = _epsilon_and_order(math.exp(high), examples, steps, delta, few)
+    place = RDP_ORDERS.index(best)
+    around = RDP_ORDERS[max(place - _STRIDE, 0) : place + _STRIDE + 1]
+    return math.exp(logarithm(around, high - 0.01, high))
+
+
+def _epsilon_and_order(noise_multiplier, examples, steps, delta, orders):
+    """Epsilon by the best of these orders, and that order."""
+    if noise_multiplier < _LEAST_NOISE:
+        return math.inf, None
+    accountant = rdp_privacy_accountant.RdpAccountant(
+        orders, dp_accounting.NeighboringRelation.REPLACE_ONE
     )
-    while spent(logarithm) > epsilon:
-        logarithm += 1e-4
-    return math.exp(logarithm)
+    gaussian = dp_accounting.GaussianDpEvent(noise_multiplier / 2)
+    event = dp_accounting.SampledWithoutReplacementDpEvent(
+        examples, 1, gaussian
+    )
+    accountant.compose(event, steps)
+    return accountant.get_epsilon_and_optimal_order(delta)
