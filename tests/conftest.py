@@ -59,6 +59,7 @@ def pytest_make_collect_report():
 
 
 _ENTROPY = random.Random()
+_SEED = int(os.environ.get("TESTS_SEED", "0"))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -66,7 +67,8 @@ def same_entropy():
     """Makes the system's entropy in the package the same in each run.
 
     With fresh noise, samples and first bases, one of thousands of tests would
-    fail by chance, once in a few runs.
+    fail by chance, once in a few runs. The variable TESTS_SEED chooses others,
+    to find tests that pass by chance.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(secrets, "randbits", _ENTROPY.getrandbits)
@@ -77,7 +79,7 @@ def same_entropy():
 @pytest.fixture(scope="module", autouse=True)
 def fresh_module(same_entropy):
     """Gives fixtures of a file the same seeds, and frees memory."""
-    _ENTROPY.seed(0)
+    _ENTROPY.seed(_SEED)
     yield
     if "keras" in sys.modules:
         # What was compiled of functions that are gone takes memory.
@@ -90,13 +92,13 @@ def fresh_module(same_entropy):
 @pytest.fixture(autouse=True)
 def fresh_state():
     """Gives each test the same seeds, and no names or policies of another."""
-    _ENTROPY.seed(0)
+    _ENTROPY.seed(_SEED)
     keras = sys.modules.get("keras")
     if keras is not None:
         with _kept_kernels():
             # Collecting garbage each time would take most of the suite.
             keras.utils.clear_session(free_memory=False)
-            keras.utils.set_random_seed(0)
+            keras.utils.set_random_seed(_SEED)
 
 
 @contextlib.contextmanager

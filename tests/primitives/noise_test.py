@@ -1,6 +1,6 @@
 """Noise is Gaussian and fresh, and its key is in memory alone."""
 
-import os
+import secrets
 import subprocess
 import sys
 
@@ -33,12 +33,6 @@ def draw(shapes, stddevs=None, key=KEY, secure=False):
 
 
 @pytest.fixture
-def system(monkeypatch):
-    """Makes the generator of the system reproducible."""
-    monkeypatch.setattr(os, "urandom", np.random.default_rng(0).bytes)
-
-
-@pytest.fixture
 def on_cpu(monkeypatch):
     """Hides GPUs."""
     monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: [])
@@ -63,12 +57,12 @@ def assert_standard_normal(z, level=1e-4):
 
 class TestNoisy:
     @pytest.mark.parametrize("secure", [False, True])
-    def test_is_standard_normal(self, secure, system):
+    def test_is_standard_normal(self, secure):
         (z,) = draw([[NUMBERS]], secure=secure)
         assert_standard_normal(z)
 
     @pytest.mark.parametrize("secure", [False, True])
-    def test_every_tensor_has_its_own_stddev(self, secure, system):
+    def test_every_tensor_has_its_own_stddev(self, secure):
         stddevs = [1e-3, 1.0, 50.0, 0.0]
         draws = draw(
             [[100, 50], [5000], [10, 10, 50], [7]], stddevs, KEY, secure
@@ -78,7 +72,7 @@ class TestNoisy:
         np.testing.assert_array_equal(draws[-1], np.zeros(7))
 
     @pytest.mark.parametrize("secure", [False, True])
-    def test_tensors_are_independent(self, secure, system):
+    def test_tensors_are_independent(self, secure):
         draws = np.stack(draw([[20_000]] * 4, secure=secure))
         correlations = np.corrcoef(draws) - np.eye(4)
         assert np.abs(correlations).max() < 5.5 / np.sqrt(20_000)
@@ -270,7 +264,7 @@ class TestNoisy:
             sizes.append(count)
             return b"\xff" * count
 
-        monkeypatch.setattr(os, "urandom", ones)
+        monkeypatch.setattr(secrets, "token_bytes", ones)
         (z,) = draw([[3]], secure=True)
         assert sum(sizes) == 3 * 16
         assert np.isfinite(z).all() and np.unique(z).size == 1

@@ -1,7 +1,6 @@
 """Gaussian noise for the sums of a step, and the keys of its draws."""
 
 import functools
-import os
 import secrets
 
 import numpy as np
@@ -209,7 +208,7 @@ def _noisy_by_system(noise, key, vector, dtype):
 
 def _words_of_system(rows, count):
     """Random words from the operating system's generator."""
-    bits = os.urandom(4 * rows * count)
+    bits = secrets.token_bytes(4 * rows * count)
     return np.frombuffer(bits, np.uint32).reshape(rows, count)
 
 
