@@ -10,6 +10,7 @@ import sys
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from scipy import stats
 
 from tests import workers
@@ -19,6 +20,8 @@ from tests.distributed_training import (
     EXAMPLES,
     MECHANISMS,
     RATE,
+    all_trained,
+    trained,
 )
 
 pytestmark = pytest.mark.slow
@@ -31,24 +34,28 @@ def _output(out, err, code):
     return json.loads(out.splitlines()[-1])
 
 
-def _alone(strategy):
+@pytest.fixture(name="one", scope="module")
+def _one():
+    """Results on one device, which needs no process of its own."""
+    return all_trained("one")
+
+
+@pytest.fixture(name="without_noise", scope="module")
+def _without_noise():
+    strategy = tf.distribute.get_strategy()
+    results = trained(strategy, "DP-SGD", noise=0.0, seed=None, epochs=1)
+    return results["change"]
+
+
+@pytest.fixture(name="mirrored", scope="module")
+def _mirrored():
     done = subprocess.run(
-        [sys.executable, *_PROGRAM, strategy],
+        [sys.executable, *_PROGRAM, "mirrored"],
         capture_output=True,
         text=True,
         check=False,
     )
     return _output(done.stdout, done.stderr, done.returncode)
-
-
-@pytest.fixture(name="one", scope="module")
-def _one():
-    return _alone("one")
-
-
-@pytest.fixture(name="mirrored", scope="module")
-def _mirrored():
-    return _alone("mirrored")
 
 
 @pytest.fixture(name="of_workers", scope="module")
@@ -84,24 +91,27 @@ def test_evaluate_and_predict_as_one(one, several):
     assert together["evaluated"][0] == pytest.approx(together["val_loss"][-1])
 
 
-def noise_of(results):
+def noise_of(results, without_noise):
     """Noise of one step, in standard deviations."""
-    added = np.subtract(
-        results["with noise"]["change"], results["without noise"]["change"]
-    )
+    added = np.subtract(results["with noise"]["change"], without_noise)
     return added / (RATE * 50 * CLIP / EXAMPLES)
 
 
-def test_noise_is_that_of_one_draw(several):
+def test_noise_is_that_of_one_draw(several, without_noise):
     """The key is one of the operating system."""
-    noise = noise_of(several)
+    noise = noise_of(several, without_noise)
     # 429 numbers: five standard deviations. Two draws would give 2.
     assert np.mean(noise**2) == pytest.approx(1, abs=0.35)
     assert stats.kstest(noise, "norm").pvalue > 1e-6
 
 
-def test_every_run_draws_its_own_noise(one, mirrored, of_workers):
-    runs = [noise_of(results) for results in (one, mirrored, of_workers[0])]
+def test_every_run_draws_its_own_noise(
+    one, mirrored, of_workers, without_noise
+):
+    runs = [
+        noise_of(results, without_noise)
+        for results in (one, mirrored, of_workers[0])
+    ]
     correlations = np.corrcoef(runs) - np.eye(3)
     assert np.abs(correlations).max() < 5.5 / np.sqrt(len(runs[0]))
 
