@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.auditing.audited_mechanisms import CHECKS, WithHalfTheNoise
-from tests.launchers.programs import run_here, run_program
+from tests.launchers.programs import run_here
 from tf_dpsub import optimizers
 from tf_dpsub.launchers import audit
 from tf_dpsub.launchers.audits import mechanism
@@ -65,25 +65,34 @@ def test_membership_shows_where_there_is_no_privacy():
     assert plain.likelihood_ratio is None
 
 
-@pytest.mark.slow
-def test_program(tmp_path):
-    told = run_program(
+def audit_of_two(workdir):
+    return run_here(
         "audit",
-        f"--workdir={tmp_path}",
+        f"--workdir={workdir}",
         "--mechanisms=DP-SGD,RGP",
         "--nomembership",
         "--processes=2",
     )
+
+
+@pytest.mark.slow
+def test_program(tmp_path, monkeypatch, capfd):
+    """In processes of its own, whose entropy is that of the system."""
+    monkeypatch.setattr(mechanism, "SHORT", TINY)
+    told, workdir = audit_of_two(tmp_path / "one"), tmp_path / "one"
+    if told.returncode == 1:
+        # As above, one in a thousand bounds is wrong.
+        told, workdir = audit_of_two(tmp_path / "two"), tmp_path / "two"
     assert told.returncode == 0, told.stderr
-    assert "Traceback" not in told.stderr
-    text = (tmp_path / "table.md").read_text("utf-8")
+    assert "Traceback" not in told.stderr + capfd.readouterr().err
+    text = (workdir / "table.md").read_text("utf-8")
     assert "All claims hold." in text
     assert text in told.stdout
     assert "RGP: all claims hold, " in told.stdout
-    held = json.loads((tmp_path / "audit.json").read_text("utf-8"))
+    held = json.loads((workdir / "audit.json").read_text("utf-8"))
     names = [r["mechanism"] for r in held["mechanisms"]]
     assert names == ["DP-SGD", "RGP"]
-    assert (tmp_path / "audit.png").stat().st_size > 10_000
+    assert (workdir / "audit.png").stat().st_size > 10_000
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@ import json
 import os
 import pathlib
 import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -252,7 +253,9 @@ def wait_for_end(session):
 
 @pytest.mark.slow
 class TestProgram:
-    def test_end_to_end_with_a_trial_that_fails(self, tmp_path):
+    def test_end_to_end_with_a_trial_that_fails(
+        self, tmp_path, monkeypatch, capsys
+    ):
         process = launch(tmp_path, "--jobs=1", epochs=2)
         out, err = process.communicate(timeout=300)
         assert process.returncode == 1
@@ -283,11 +286,17 @@ class TestProgram:
         assert "| RPDP-SGD" not in table
         assert "1 of 3 trials have not finished" in table
 
-        # The trials that went well are kept; the other one fails again.
-        process = launch(tmp_path, "--jobs=1", epochs=2)
-        out, err = process.communicate(timeout=300)
-        assert process.returncode == 1
-        assert "3 trials, 2 finished, 1 to run" in out
+        # The trials that went well are kept; the other one is tried again.
+        tried = []
+        monkeypatch.setattr(
+            reproduce, "_run", lambda _, left, *__: tried.extend(left) or []
+        )
+        small = runpy.run_path(str(tmp_path / "program.py"))["small"](None)
+        reproduce.reproduce(
+            small, list(small.trials), tmp_path / "out", jobs=1, command="c"
+        )
+        assert [trial.name for trial in tried] == ["rpdp_seed0"]
+        assert "3 trials, 2 finished, 1 to run" in capsys.readouterr().out
 
     def test_killed_it_leaves_no_process_and_goes_on(self, tmp_path):
         only = "--only=^dp"

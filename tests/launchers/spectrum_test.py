@@ -23,12 +23,29 @@ def study(folder, **changes):
     return spectrum.Study(**{"config": config(), "folder": folder} | arguments)
 
 
+def models_alive():
+    return sum(isinstance(o, tf_dpsub.PrivateModel) for o in gc.get_objects())
+
+
 @pytest.fixture(scope="module")
-def done(tmp_path_factory):
-    """A study that is finished, and what it said."""
-    folder = tmp_path_factory.mktemp("study")
-    study(folder, repeats=2).run("the command")
-    return folder
+def done_and_alive(tmp_path_factory):
+    """A finished study, and how many models there were before each run."""
+    folder, alive = tmp_path_factory.mktemp("study"), []
+    train = training_run.train
+
+    def counting(*args, **kwargs):
+        alive.append(models_alive())
+        return train(*args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training_run, "train", counting)
+        study(folder, repeats=2).run("the command")
+    return folder, alive
+
+
+@pytest.fixture(scope="module")
+def done(done_and_alive):
+    return done_and_alive[0]
 
 
 @pytest.mark.slow
@@ -120,20 +137,9 @@ def test_too_few_gradients_are_found_out_before_training(every, most, tmp_path):
 
 
 @pytest.mark.slow
-def test_models_that_are_done_with_are_let_go(tmp_path, monkeypatch):
-    alive = []
-    train = training_run.train
-
-    def counting(*args, **kwargs):
-        alive.append(
-            sum(isinstance(o, tf_dpsub.PrivateModel) for o in gc.get_objects())
-        )
-        return train(*args, **kwargs)
-
-    monkeypatch.setattr(training_run, "train", counting)
-    small = config(epochs=1)
-    study(tmp_path, config=small, k=4, ranks=(2,), repeats=2).run("command")
-    assert len(alive) == 5
+def test_models_that_are_done_with_are_let_go(done_and_alive):
+    _, alive = done_and_alive
+    assert len(alive) == 7
     assert max(alive[1:]) <= alive[0] + 1
 
 
