@@ -1,5 +1,6 @@
 """Runs that are killed, or cannot write, and go on afterwards."""
 
+import functools
 import multiprocessing
 import os
 import pathlib
@@ -63,26 +64,53 @@ def train(changes, workdir, entropy=None, results_only=True):
         )
 
 
-def _train_until(changes, workdir, epoch, step, entropy):
+def _train_until(workdir, epoch, step):
     with pytest.MonkeyPatch.context() as patch:
         StopAt(patch, epoch, step, kill)
-        train(changes, workdir, entropy)
-
-
-def killed(changes, workdir, epoch, step, entropy=None):
-    """A run that is killed before a step."""
-    code = run_apart(_train_until, changes, workdir, epoch, step, entropy)
-    assert code == -signal.SIGKILL
+        train(SETTINGS, workdir)
 
 
 def ledger_of(workdir):
     return accounting.PrivacyLedger(workdir / "ledger.json")
 
 
+@pytest.fixture(name="at_every_step", scope="module")
+def _at_every_step(tmp_path_factory):
+    """Copies of a workdir before each step: all that a kill there leaves."""
+    workdir = tmp_path_factory.mktemp("steps") / "run"
+    copies = {}
+
+    def copy(epoch, step):
+        copies[epoch, step] = workdir.with_name(f"{epoch}_{step}")
+        shutil.copytree(workdir, copies[epoch, step])
+
+    with pytest.MonkeyPatch.context() as patch:
+        for epoch in range(1, EPOCHS + 1):
+            for step in range(1, STEPS_PER_EPOCH + 1):
+                StopAt(patch, epoch, step, functools.partial(copy, epoch, step))
+        train(SETTINGS, workdir)
+    return copies
+
+
 @pytest.mark.parametrize("epoch", range(1, EPOCHS + 1))
-@pytest.mark.parametrize("step", range(1, STEPS_PER_EPOCH + 1))
-def test_restart_from_every_step_gives_the_same_ledger(tmp_path, epoch, step):
-    killed(SETTINGS, tmp_path, epoch, step)
+def test_within_an_epoch_nothing_is_written(at_every_step, epoch):
+    """A restart from a later step is that from the second one."""
+    held = [
+        {
+            path.relative_to(at_every_step[epoch, step]): content
+            for path, content in contents(at_every_step[epoch, step]).items()
+        }
+        for step in range(2, STEPS_PER_EPOCH + 1)
+    ]
+    assert held[0] and all(own == held[0] for own in held)
+
+
+@pytest.mark.parametrize("epoch", range(1, EPOCHS + 1))
+@pytest.mark.parametrize("step", [1, 2])
+def test_restart_from_every_step_gives_the_same_ledger(
+    at_every_step, tmp_path, epoch, step
+):
+    shutil.copytree(at_every_step[epoch, step], tmp_path, dirs_exist_ok=True)
     # What began to run had been written before.
     begun = (epoch - 1) * STEPS_PER_EPOCH + step - 1
     written = ledger_of(tmp_path).steps
@@ -104,31 +132,57 @@ def test_restart_from_every_step_gives_the_same_ledger(tmp_path, epoch, step):
     )
 
 
-def _train_until_checkpoint(workdir, moment):
+def copies_at_files(folder, names, changes, **arguments):
+    """Copies of a workdir before and after files of these names are written.
+
+    Args:
+        folder: `pathlib.Path`, for the run and the copies.
+        names: strings, which the names of the files contain.
+        changes: dict, of the config.
+        **arguments: of `train`.
+
+    Returns:
+        dict from pairs of a name and "before" or "after" to folders; the
+        folder of the finished run is that of `None`.
+    """
+    workdir = folder / "run"
+    copies = {None: workdir}
+
+    def copy(target, moment):
+        for name in names:
+            if name in pathlib.Path(target).name:
+                copies[name, moment] = folder / f"{name}_{moment}"
+                shutil.copytree(workdir, copies[name, moment])
+
     def replace(source, target):
-        if ".weights.h5" in str(target) and "_000002" in str(target):
-            if moment == "before":
-                kill()
-            original(source, target)
-            kill()
+        copy(target, "before")
         original(source, target)
+        copy(target, "after")
 
     original = os.replace
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "replace", replace)
-        train(SETTINGS | {"epochs": 3}, workdir)
+        train(changes, workdir, **arguments)
+    return copies
+
+
+CHECKPOINT = "_000002"
+
+
+@pytest.fixture(name="at_a_checkpoint", scope="module")
+def _at_a_checkpoint(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoint")
+    return copies_at_files(folder, [CHECKPOINT], SETTINGS | {"epochs": 3})
 
 
 @pytest.mark.parametrize(
     "moment, epochs", [("before", 1), ("after", 2)], ids=str
 )
-def test_killed_while_a_checkpoint_is_written(tmp_path, moment, epochs):
+def test_killed_while_a_checkpoint_is_written(at_a_checkpoint, moment, epochs):
     """The one before is whole, or there are two."""
-    settings = SETTINGS | {"epochs": 3}
-    code = run_apart(_train_until_checkpoint, tmp_path, moment)
-    assert code == -signal.SIGKILL
-    assert ledger_of(tmp_path).steps == 2 * STEPS_PER_EPOCH
-    result = train(settings, tmp_path)
+    workdir = at_a_checkpoint[CHECKPOINT, moment]
+    assert ledger_of(workdir).steps == 2 * STEPS_PER_EPOCH
+    result = train(SETTINGS | {"epochs": 3}, workdir)
     assert result["epochs"] == 3
     assert result["steps"] == (2 + 3 - epochs) * STEPS_PER_EPOCH
 
@@ -178,54 +232,42 @@ def weights_of_epochs(*args):
 def test_state_is_that_of_a_run_without_a_break(tmp_path, changes):
     """Without noise: subspace, carriers and optimizer go on as they were."""
     settings = EQUAL_RUNS | changes
-    killed(settings, tmp_path / "killed", 4, 1, entropy=7)
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    with pytest.MonkeyPatch.context() as patch:
+        StopAt(patch, 4, 1, lambda: shutil.copytree(whole, stopped))
+        _, _, third, _, last = weights_of_epochs(settings, whole, 7)
     # Seeds are part of the state.
-    *_, own = weights_of_epochs(settings, tmp_path / "killed", 9)
-    _, _, third, _, whole = weights_of_epochs(settings, tmp_path / "whole", 7)
-    for a, b, c in zip(own, whole, third, strict=True):
+    *_, own = weights_of_epochs(settings, stopped, 9)
+    for a, b, c in zip(own, last, third, strict=True):
         np.testing.assert_allclose(a, b, atol=2e-5)
         assert np.abs(a - c).max() > 1e-3
 
 
-def _train_until_replaced(workdir, name, after):
-    """Kills the run before or after a file is whole."""
-
-    def replace(source, target):
-        if pathlib.Path(target).name == name and not after:
-            kill()
-        original(source, target)
-        if pathlib.Path(target).name == name:
-            kill()
-
-    original = os.replace
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "replace", replace)
-        train(SETTINGS | {"epochs": 1}, workdir, results_only=False)
-
-
-@pytest.fixture(name="whole", scope="module")
-def _whole(tmp_path_factory):
-    """Names of the files of a run without a break."""
-    workdir = tmp_path_factory.mktemp("whole")
-    train(SETTINGS | {"epochs": 1}, workdir, results_only=False)
-    return {file.name for file in workdir.iterdir()}
+@pytest.fixture(name="at_files", scope="module")
+def _at_files(tmp_path_factory):
+    names = ["config.json", "model.keras", "result.json"]
+    return copies_at_files(
+        tmp_path_factory.mktemp("files"),
+        names,
+        SETTINGS | {"epochs": 1},
+        results_only=False,
+    )
 
 
 @pytest.mark.parametrize(
-    "name, after",
+    "name, moment",
     [
-        ("config.json", False),
-        ("model.keras", False),
-        ("result.json", True),
+        ("config.json", "before"),
+        ("model.keras", "before"),
+        ("result.json", "after"),
     ],
 )
-def test_killed_before_or_after_other_files(tmp_path, name, after, whole):
-    workdir = tmp_path / "run"
-    code = run_apart(_train_until_replaced, workdir, name, after)
-    assert code == -signal.SIGKILL
+def test_killed_before_or_after_other_files(at_files, name, moment):
+    workdir = at_files[name, moment]
     # Whole or not at all.
-    assert (workdir / name).exists() == after
+    assert (workdir / name).exists() == (moment == "after")
     train(SETTINGS | {"epochs": 1}, workdir, results_only=False)
+    whole = {file.name for file in at_files[None].iterdir()}
     assert {file.name for file in workdir.iterdir()} == whole
     assert "report.html" in whole
     keras.models.load_model(workdir / "model.keras")
@@ -263,10 +305,25 @@ def test_a_full_disk_stops_the_run_which_goes_on(tmp_path, room, steps):
 
 @pytest.fixture(name="interrupted", scope="module")
 def _interrupted(tmp_path_factory):
-    """A run with a checkpoint of its first epoch."""
+    """A run with a checkpoint of its first epoch, which was killed."""
     workdir = tmp_path_factory.mktemp("run")
-    killed(SETTINGS, workdir, 2, 1)
+    code = run_apart(_train_until, workdir, EPOCHS, 1)
+    assert code == -signal.SIGKILL
     return workdir
+
+
+def test_a_kill_leaves_what_the_copy_of_the_workdir_has(
+    interrupted, at_every_step
+):
+    """The tests above take copies for what a kill leaves."""
+    folders = interrupted, at_every_step[EPOCHS, 1]
+    killed, copied = (
+        sorted(path.relative_to(folder) for path in folder.rglob("*"))
+        for folder in folders
+    )
+    assert killed == copied
+    for folder in folders:
+        assert ledger_of(folder).steps == STEPS_PER_EPOCH
 
 
 def cut(checkpoint):
@@ -295,7 +352,13 @@ def test_a_damaged_or_foreign_checkpoint_is_refused(
     with pytest.raises(ValueError, match="Expected a checkpoint of this run"):
         train(SETTINGS, workdir)
     assert contents(workdir) == before
-    # As the message says.
+
+
+def test_without_its_checkpoint_a_run_begins_again(interrupted, tmp_path):
+    """As the message says."""
+    workdir = tmp_path / "run"
+    shutil.copytree(interrupted, workdir)
+    (checkpoint,) = (workdir / "checkpoint").iterdir()
     checkpoint.unlink()
     result = train(SETTINGS, workdir)
     assert result["steps"] == (1 + EPOCHS) * STEPS_PER_EPOCH

@@ -174,7 +174,8 @@ class TestFiles:
     def test_without_the_extra_tensorboard(self, tmp_path, monkeypatch, capsys):
         """The run says what is missing, and leaves all other files."""
         monkeypatch.setitem(sys.modules, "tensorboard", None)
-        training_run.train(digits_config(epochs=1), tmp_path)
+        config = digits_config(epochs=1, epsilon=None, noise_multiplier=2.0)
+        training_run.train(config, tmp_path)
         names = {path.name for path in tmp_path.iterdir()}
         assert {"report.html", "progress.png", "model.keras"} <= names
         assert "tensorboard" not in names
@@ -457,7 +458,11 @@ class TestSubspace:
             y_test=y[600:],
         )
         config = digits_config(
-            dataset=str(file), model_kwargs={"hidden": ()}, learning_rate=1.0
+            dataset=str(file),
+            model_kwargs={"hidden": ()},
+            learning_rate=1.0,
+            epsilon=None,
+            noise_multiplier=2.0,
         )
         result = training_run.train(config, tmp_path / "run", results_only=True)
         assert result["parameters"] == 12 * 3 + 3
