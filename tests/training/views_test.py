@@ -1,5 +1,6 @@
 """Views of an example count as one: their mean gradient is its row."""
 
+import functools
 import warnings
 
 import keras
@@ -116,15 +117,33 @@ def in_views(x, y, views):
     return tuple(a.reshape(-1, views, *a.shape[1:]) for a in (x, y))
 
 
+@pytest.fixture(scope="module")
+def stepper_of():
+    """Steppers of `MODELS`, which keep their steps from test to test."""
+    return functools.cache(
+        lambda name, per_example: stepper(MODELS[name][0](), per_example)
+    )
+
+
+# One example at a time, a model is given its views as a plain batch: a map, a
+# loop where TensorFlow cannot map, and ids are all there is.
+CASES = [
+    *((name, "graph") for name in MODELS),
+    ("mlp", "vectorized_map"),
+    ("attentive", "vectorized_map"),
+    ("embedding", "vectorized_map"),
+]
+
+
 class TestRows:
-    @pytest.mark.parametrize("per_example", IMPLEMENTATIONS)
-    @pytest.mark.parametrize("name", MODELS)
-    def test_are_means_of_those_of_the_views(self, name, per_example):
-        build, data = MODELS[name]
+    @pytest.mark.parametrize(("name", "per_example"), CASES)
+    def test_are_means_of_those_of_the_views(
+        self, stepper_of, name, per_example
+    ):
+        _, data = MODELS[name]
         # The first example of a batch counts, the others pad it.
         first = np.float32([1, 0, 0, 0])
-        plain = build()
-        model = stepper(plain, per_example)
+        model = stepper_of(name, per_example)
         expected = np.mean(
             [
                 sums(
@@ -144,16 +163,17 @@ class TestRows:
         assert np.linalg.norm(expected) > 0.01
         np.testing.assert_allclose(views, expected, rtol=1e-4, atol=1e-5)
 
-    @pytest.mark.parametrize("per_example", IMPLEMENTATIONS)
-    @pytest.mark.parametrize("name", MODELS)
-    def test_are_those_of_one_view_if_all_are_equal(self, name, per_example):
-        build, data = MODELS[name]
-        model = stepper(build(), per_example)
+    @pytest.mark.parametrize(("name", "per_example"), CASES)
+    def test_are_those_of_one_view_if_all_are_equal(
+        self, stepper_of, name, per_example
+    ):
+        _, data = MODELS[name]
+        model = stepper_of(name, per_example)
         expected = sums(model, data[:4], Y[:4])
-        for copies in (1, 3):
+        for copies in (1, 2):
             x, y = (np.repeat(a[:4, None], copies, 1) for a in (data, Y))
             np.testing.assert_allclose(
-                sums(model, x, y, 3), expected, rtol=1e-4, atol=1e-5
+                sums(model, x, y, 2), expected, rtol=1e-4, atol=1e-5
             )
 
     @pytest.mark.parametrize("per_example", IMPLEMENTATIONS)
@@ -178,26 +198,20 @@ class TestRows:
             atol=1e-5,
         )
 
-    @pytest.mark.parametrize("value", [np.nan, np.inf, 3e38])
     @pytest.mark.parametrize("per_example", IMPLEMENTATIONS)
-    def test_one_hostile_view_leaves_the_example_out(self, per_example, value):
+    def test_one_hostile_view_leaves_the_example_out(self, per_example):
         model = stepper(mlp(), per_example, l2_norm_clip=0.5)
         x, y = in_views(X[:12], Y[:12], 3)
-        real = np.float32([1, 0, 1, 1])
-        expected = sums(model, x, y, 3, real)
-        hostile = x.copy()
-        hostile[1, 2, 0] = value
-        found = sums(model, hostile, y, 3)
-        if np.isfinite(value):
-            assert np.linalg.norm(found - expected) <= 0.5
-        else:
-            np.testing.assert_array_equal(found, expected)
-
-    @pytest.mark.parametrize("per_example", IMPLEMENTATIONS)
-    def test_a_label_out_of_range_leaves_the_example_out(self, per_example):
-        model = stepper(mlp(), per_example)
-        x, y = in_views(X[:12], Y[:12], 3)
         expected = sums(model, x, y, 3, np.float32([1, 0, 1, 1]))
+        for value in (np.nan, np.inf, 3e38):
+            hostile = x.copy()
+            hostile[1, 2, 0] = value
+            found = sums(model, hostile, y, 3)
+            if np.isfinite(value):
+                assert np.linalg.norm(found - expected) <= 0.5
+            else:
+                np.testing.assert_array_equal(found, expected)
+        # Nor does one with a label out of range.
         wrong = y.copy()
         wrong[1, 0] = CLASSES
         np.testing.assert_array_equal(sums(model, x, wrong, 3), expected)
