@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import shutil
 import signal
 
 import keras
@@ -65,35 +66,76 @@ def ledger_of(folder):
     return accounting.PrivacyLedger(folder / "ledger.json")
 
 
-@pytest.mark.parametrize("save_freq", ["epoch", 2])
-@pytest.mark.parametrize("step", range(STEPS_PER_EPOCH))
-@pytest.mark.parametrize("epoch", range(EPOCHS))
-def test_restored_from_every_step(tmp_path, epoch, step, save_freq):
-    settings = {"save_freq": save_freq}
-    killed(_fit_until, tmp_path, epoch, step, settings)
-    # Of an epoch all steps are written before the first runs.
-    begun = (epoch + (step > 0)) * STEPS_PER_EPOCH
-    assert ledger_of(tmp_path).steps == begun
-    restored = epoch
-    if save_freq == 2:
-        # Keras goes on from the beginning of the epoch of the last backup.
-        done = epoch * STEPS_PER_EPOCH + step
-        restored = max(0, done // 2 * 2 - 1) // STEPS_PER_EPOCH
-    model = fit(tmp_path, **settings)
-    left = (EPOCHS - restored) * STEPS_PER_EPOCH
-    assert model.ledger.steps == ledger_of(tmp_path).steps == begun + left
-    assert model.epsilon(1e-5) == pytest.approx(
-        accounting.epsilon(
-            noise_multiplier=1.0,
-            sampling_rate=1 / STEPS_PER_EPOCH,
-            steps=begun + left,
-            delta=1e-5,
+class Copies(keras.callbacks.Callback):
+    """Copies a folder before each step: what a kill there would leave of it.
+
+    Attributes:
+        by_step: dict of the copies, by epoch and step, both counted from 0.
+    """
+
+    def __init__(self, folder, parent):
+        super().__init__()
+        self._folder, self._parent = folder, parent
+        self.by_step = {}
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.by_step[self.epoch, batch] = shutil.copytree(
+            self._folder, self._parent / f"{self.epoch}-{batch}"
         )
-    )
+
+
+def contents(folder):
+    """Bytes of all files of a folder, by their paths within it."""
+    return {
+        path.relative_to(folder): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+@pytest.mark.parametrize("save_freq", ["epoch", 2])
+def test_restored_from_every_step(tmp_path, save_freq):
+    settings = {"save_freq": save_freq}
+    folder = tmp_path / "run"
+    folder.mkdir()
+    copies = Copies(folder, tmp_path)
+    fit(folder, [copies], **settings)
+    assert len(copies.by_step) == EPOCHS * STEPS_PER_EPOCH
+    before = None
+    for (epoch, step), copy in copies.by_step.items():
+        # Of an epoch all steps are written before the first runs.
+        begun = (epoch + (step > 0)) * STEPS_PER_EPOCH
+        assert ledger_of(copy).steps == begun
+        restored = epoch
+        if save_freq == 2:
+            # Keras goes on from the beginning of the epoch of the last backup.
+            done = epoch * STEPS_PER_EPOCH + step
+            restored = max(0, done // 2 * 2 - 1) // STEPS_PER_EPOCH
+        left = (EPOCHS - restored) * STEPS_PER_EPOCH
+        state = contents(copy), begun, left
+        if before is not None and state[0] == before[0]:
+            # The files of the step before, from which a run went on already.
+            assert state == before
+            continue
+        before = state
+        model = fit(copy, **settings)
+        assert model.ledger.steps == ledger_of(copy).steps == begun + left
+        assert model.epsilon(1e-5) == pytest.approx(
+            accounting.epsilon(
+                noise_multiplier=1.0,
+                sampling_rate=1 / STEPS_PER_EPOCH,
+                steps=begun + left,
+                delta=1e-5,
+            )
+        )
 
 
 def test_a_restored_run_goes_on_where_the_backup_was(tmp_path):
     killed(_fit_until, tmp_path, 1, 3, {})
+    assert ledger_of(tmp_path).steps == EPOCHS * STEPS_PER_EPOCH
     model = fit(tmp_path, delete_checkpoint=False)
     # Of the epoch that was killed nothing is left but its cost.
     assert int(model.optimizer.iterations) == EPOCHS * STEPS_PER_EPOCH
