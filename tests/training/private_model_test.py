@@ -105,8 +105,9 @@ class TestEqualsKeras:
             np.testing.assert_allclose(history[name], pairs.mean(1), rtol=1e-5)
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("jit_compile", [False, True])
-    @pytest.mark.parametrize("layer", [layers.LSTM, layers.GRU])
+    @pytest.mark.parametrize(
+        ("layer", "jit_compile"), [(layers.LSTM, True), (layers.GRU, False)]
+    )
     def test_recurrent_layers(self, layer, jit_compile):
         """Their loop stands within that over the microbatches."""
         plain = keras.Sequential(
