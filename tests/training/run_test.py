@@ -57,6 +57,21 @@ class TestSteps:
         model.fit(X, Y, verbose=0)
         assert model.ledger.steps == int(model.optimizer.iterations) == 12
 
+    def test_a_map_is_tried_once_before_it_is_traced(self, monkeypatch):
+        """Its conversion takes longer than all else before the first step."""
+        calls = []
+        original = tf.vectorized_map
+
+        def counted(*args, **kwargs):
+            calls.append(args)
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(tf, "vectorized_map", counted)
+        model = private(linear(), dpsgd(per_example="vectorized_map"))
+        model.fit(X, Y, verbose=0)
+        assert model.training_step.implementation == "vectorized_map"
+        assert len(calls) == 2
+
     def test_are_traced_once(self):
         """Whatever the size of a Poisson batch, and for later runs, too."""
         traces = []

@@ -27,6 +27,7 @@ def per_example_gradients(
     implementation: str = "graph",
     loss_scale: float = 1.0,
     may_read: Sources | None = None,
+    is_vectorizable: bool | None = None,
 ):
     """Builds the matrix of per-example gradients while a step is traced.
 
@@ -46,6 +47,8 @@ def per_example_gradients(
             have public values, and its seeds. Defaults to `None`: the caller
             vouches for all variables that are read, and those of integers are
             taken to be secret keys.
+        is_vectorizable: bool, whether `tf.vectorized_map` is known to run the
+            model on inputs of these shapes. Defaults to `None`: it is tried.
 
     Returns:
         A `PerExampleGradients`, and the structure that `loss_fn` returned for
@@ -68,7 +71,13 @@ def per_example_gradients(
     check_choice("implementation", implementation, IMPLEMENTATIONS)
     map_function = getattr(tf, implementation)
     return one_by_one(
-        loss_fn, inputs, variables, map_function, loss_scale, may_read
+        loss_fn,
+        inputs,
+        variables,
+        map_function,
+        loss_scale,
+        may_read,
+        is_vectorizable,
     )
 
 

@@ -81,6 +81,7 @@ def one_by_one(
     map_function=tf.vectorized_map,
     loss_scale: float = 1.0,
     may_read: sources.Sources | None = None,
+    is_vectorizable: bool | None = None,
 ):
     """Rows from the loss of one example at a time.
 
@@ -100,6 +101,8 @@ def one_by_one(
         loss_scale: float, the factor that `loss_fn` multiplied the losses by.
             Defaults to `1.0`.
         may_read: `Sources`. Defaults to `None`, all variables are public.
+        is_vectorizable: bool, what `vectorizes` returned for inputs of the
+            same shapes. Defaults to `None`: it is called.
 
     Returns:
         A `StoredGradients`, and the structure of the whole batch.
@@ -111,10 +114,11 @@ def one_by_one(
             operation returns what its inputs do not determine.
     """
     tf_variables = [tf_variable(v) for v in variables]
-    if map_function is tf.vectorized_map and not vectorizes(
-        loss_fn, inputs, variables
-    ):
-        map_function = tf.map_fn
+    if map_function is tf.vectorized_map:
+        if is_vectorizable is None:
+            is_vectorizable = vectorizes(loss_fn, inputs, variables)
+        if not is_vectorizable:
+            map_function = tf.map_fn
     row_of = _row_function(loss_fn, tf_variables, loss_scale)
     writes, outputs = _require_no_effect(row_of, inputs, may_read)
     # A user cannot change what TensorFlow warns of: operations run in loops.
@@ -159,17 +163,16 @@ def vectorizes(loss_fn, inputs, variables) -> bool:
         return False
     tf_variables = [tf_variable(v) for v in variables]
     row_of = _row_function(loss_fn, tf_variables, 1.0)
-    if _shapes_follow_values(row_of, inputs):
-        # Rows of different shapes cannot be stacked: the map would fail later.
-        logging.info("tf.vectorized_map cannot stack what the model computes.")
-        return False
     log = tf.get_logger()
     level = log.level
     # Before it raises, it logs pages about what it could not convert.
     log.setLevel("CRITICAL")
     try:
         graph = trace(
-            lambda batch: tf.vectorized_map(row_of, batch, warn=False), inputs
+            lambda batch: tf.vectorized_map(
+                _of_fixed_shapes(row_of), batch, warn=False
+            ),
+            inputs,
         ).graph
     except Exception as e:  # whatever a converter of TensorFlow may raise
         logging.info("tf.vectorized_map cannot run the model: %s", e)
@@ -270,31 +273,38 @@ def _require_known(op):
         raise Unproven(f"{op.type} '{op.name}' {e}") from e
 
 
-def _shapes_follow_values(row_of, inputs) -> bool:
-    """Returns whether shapes of tensors depend on the values of an example."""
-    example = tf.nest.map_structure(
-        lambda t: tf.TensorSpec(t.shape[1:], t.dtype), inputs
-    )
-    of_unknown_shape = []
+def _of_fixed_shapes(row_of):
+    """Wraps `row_of`: it raises if shapes depend on values of the example.
 
-    def traced(example):
+    Rows of different shapes cannot be stacked: the map would fail when it runs.
+    """
+
+    def checked(example):
+        graph = tf.compat.v1.get_default_graph()
+        known = len(graph.get_operations())
+        outputs = row_of(example)
         depends = {t.ref() for t in tf.nest.flatten(example)}
-        row_of(example)
-        for op in tf.compat.v1.get_default_graph().get_operations():
+        for op in graph.get_operations()[known:]:
             read = [i for i in op.inputs if i.ref() in depends]
-            if read:
-                depends.update(t.ref() for t in op.outputs)
+            if not read:
+                continue
+            depends.update(t.ref() for t in op.outputs)
             # A number of entries is computed from integers or booleans, or by
             # operations that find the nonzero or the distinct entries.
             chooses = any(not i.dtype.is_floating for i in read) or (
-                read and op.type.startswith(("Where", "Unique"))
+                op.type.startswith(("Where", "Unique"))
             )
             # Only the first such operation counts: what follows it has lost
             # its static shape anyway.
-            if chooses and all(i.shape.is_fully_defined() for i in op.inputs):
-                of_unknown_shape.extend(
-                    t for t in op.outputs if not t.shape.is_fully_defined()
+            if (
+                chooses
+                and all(i.shape.is_fully_defined() for i in op.inputs)
+                and not all(t.shape.is_fully_defined() for t in op.outputs)
+            ):
+                raise ValueError(
+                    f"the shape of what {op.type} '{op.name}' returns depends "
+                    "on the values of an example"
                 )
+        return outputs
 
-    trace(traced, example)
-    return bool(of_unknown_shape)
+    return checked

@@ -279,7 +279,7 @@ class PrivateStep:
         views = self._public_views
         return self._rows(views.with_axis(part), views)
 
-    def _rows(self, part, views):
+    def _rows(self, part, views, is_vectorizable=None):
         is_float16 = self._model.model.compute_dtype == "float16"
         loss_scale = _FLOAT16_LOSS_SCALE if is_float16 else 1.0
         return gradients.per_example_gradients(
@@ -289,10 +289,12 @@ class PrivateStep:
             self.implementation,
             loss_scale,
             self._may_read,
+            is_vectorizable,
         )
 
     def _microbatch_sums(self, part):
-        rows, aux = self._rows(part, self._views)
+        # It was chosen for batches of this spec.
+        rows, aux = self._rows(part, self._views, is_vectorizable=True)
         sums = self.optimizer.clipped_sums(rows, part["real"])
         graph = tf.compat.v1.get_default_graph()
         known = len(graph.get_operations())
