@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import tf_dpsub
 from benchmarks import costs, steps
+from tf_dpsub.models import resnet
 
 A, B = tf.zeros([3, 4]), tf.zeros([4, 5])
 
@@ -86,6 +87,22 @@ class TestCosts:
             costs.of(function, A)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _shallow():
+    """One block in each stage, two layers of BERT: more are counted alike."""
+    with pytest.MonkeyPatch.context() as patch:
+        stages = resnet._stages
+        patch.setattr(
+            resnet,
+            "_stages",
+            lambda x, block, width, blocks, groups: stages(
+                x, block, width, 1, groups
+            ),
+        )
+        patch.setattr(steps, "bert", functools.partial(steps.bert, layers=2))
+        yield
+
+
 of_plain = functools.cache(costs.of_plain)
 
 
@@ -98,11 +115,11 @@ def slow(name, *values):
     [
         ("cnn", 1.02, 3.8),
         ("mlp", 1.02, 5.6),
-        slow("resnet20", 1.12, 1.8),
-        slow("wrn28_4", 1.13, 2.7),
-        slow("bert_frozen", 1.10, 1.2),
+        slow("resnet20", 1.09, 1.7),
+        slow("wrn28_4", 1.14, 2.6),
+        slow("bert_frozen", 1.10, 1.15),
         # No gradient of an example is as large as the vocabulary.
-        slow("bert", 1.10, 1.2),
+        slow("bert", 1.10, 1.23),
     ],
 )
 def test_dpsgd_costs_little_more_than_keras(name, flop, size):
@@ -117,7 +134,7 @@ def test_carriers_save_gradients_of_kernels():
     rgp = functools.partial(costs.dpsgd, make=tf_dpsub.optimizers.RGP)
     plain = of_plain("bert_frozen")
     private = costs.of_private("bert_frozen", rgp, carrier_rank=8)
-    assert private.flop / plain.flop < 0.75
+    assert private.flop / plain.flop < 0.72
 
 
 @pytest.mark.parametrize("name", ["cnn", "mlp"])

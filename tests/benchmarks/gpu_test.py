@@ -1,6 +1,7 @@
 """Compiled steps run without TensorFlow, with the same results."""
 
 import dataclasses
+import functools
 import json
 import subprocess
 import sys
@@ -15,9 +16,15 @@ from benchmarks.peers import tf_dpsub_steps, workloads
 WORKLOAD = "cnn"
 
 
-@pytest.fixture(autouse=True)
-def _small(monkeypatch):
+@pytest.fixture(autouse=True, scope="module")
+def _small():
     """Few examples, and a subspace of few dimensions."""
+    with pytest.MonkeyPatch.context() as patch:
+        _make_small(patch)
+        yield
+
+
+def _make_small(monkeypatch):
     few = dataclasses.replace(workloads.WORKLOADS[WORKLOAD], batch=12)
     monkeypatch.setitem(workloads.WORKLOADS, WORKLOAD, few)
     monkeypatch.setitem(
@@ -34,23 +41,29 @@ def _small(monkeypatch):
     monkeypatch.setattr(tf_dpsub_steps, "_subspace", subspace)
 
 
-def exported(method, folder):
-    step = export.exported(WORKLOAD, method)
-    file = folder / f"{method}.npz"
-    step.write(file)
-    return step_file.CompiledStep.read(file)
+@pytest.fixture(name="file_of", scope="module")
+def _file_of(tmp_path_factory):
+    """A function of a method: the file of its step, which is made once."""
+    folder = tmp_path_factory.mktemp("steps")
+
+    @functools.cache
+    def file_of(method):
+        file = folder / f"{method}.npz"
+        export.exported(WORKLOAD, method).write(file)
+        return file
+
+    return file_of
 
 
 @pytest.mark.parametrize(
     "method",
     [
         pytest.param(m, marks=() if m == "plain" else pytest.mark.slow)
-        for m in tf_dpsub_steps.METHODS
-        if m not in ("graph_at_once", "vectorized_map")
+        for m in export._METHODS
     ],
 )
-def test_result_is_that_of_tensorflow(method, tmp_path):
-    step = exported(method, tmp_path)
+def test_result_is_that_of_tensorflow(method, file_of):
+    step = step_file.CompiledStep.read(file_of(method))
     with jax.enable_x64(True):
         loaded = run.LoadedStep(step, jax.devices("cpu")[0])
         loaded()
@@ -71,8 +84,8 @@ def test_result_is_that_of_tensorflow(method, tmp_path):
     assert sum(np.prod(a.shape) for a in trained) == 26_010
 
 
-def test_another_result_is_noticed(tmp_path):
-    step = exported("plain", tmp_path)
+def test_another_result_is_noticed(file_of):
+    step = step_file.CompiledStep.read(file_of("plain"))
     results = step.expected
     assert step.errors(results) == (0, 0)
     for k, argument in step.updates.items():
@@ -110,12 +123,10 @@ class TestArgument:
 
 
 @pytest.mark.slow
-def test_program(tmp_path):
-    for method in ("plain", "graph"):
-        exported(method, tmp_path)
+def test_program(tmp_path, file_of):
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.gpu.run"]
-        + [str(tmp_path / f"{m}.npz") for m in ("plain", "graph")]
+        + [str(file_of(m)) for m in ("plain", "graph")]
         + ["--seconds=0", "--size=32", "--copied=1000"]
         + [f"--write={tmp_path / 'results'}"],
         capture_output=True,

@@ -1,10 +1,12 @@
 """Growth of steps: measurements, their resumption, tables and figures."""
 
+import functools
 import json
 import types
 
 import pytest
 
+import tf_dpsub
 from benchmarks import growth
 
 
@@ -82,7 +84,22 @@ def test_goes_on(tmp_path, monkeypatch):
     assert growth.summarized(again).keys() == {"batch", "k"}
 
 
+@pytest.fixture
+def small_models(monkeypatch):
+    """Dense layers in place of convolutions, which take long to compile."""
+    for name, shape in (
+        ("resnet20_gn", (32, 32, 3)),
+        ("mnist_cnn", (28, 28, 1)),
+    ):
+        monkeypatch.setattr(
+            tf_dpsub.models,
+            name,
+            functools.partial(tf_dpsub.models.mlp, shape, (8,), 10),
+        )
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("small_models")
 @pytest.mark.parametrize(
     ("axis", "size", "private"),
     [

@@ -174,7 +174,7 @@ class TestProgram:
             "--config=configs/digits_dpsgd.py",
             "--config.public_examples=64",
             f"--workdir={folder}",
-            "--simulated_steps=10",
+            "--simulated_steps=4",
             "--methods=DP-SGD,B-GEP,RGP",
             "--subspace_ranks=4,8",
             "--carrier_ranks=2",
