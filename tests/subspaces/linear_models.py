@@ -93,6 +93,16 @@ def attach(model, steps=None):
     return model
 
 
+def attach_basis(model):
+    """Makes the basis of a model's optimizer alone, without its step.
+
+    Not for a basis that follows the gradients of public data.
+    """
+    model.optimizer.build_for(model)
+    model.optimizer.public_state.attach(model)
+    return model
+
+
 def stored(model, rows):
     """Per-example gradients that are given."""
     variables = model.trainable_variables
