@@ -15,7 +15,6 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dpsub import layers
-from tf_dpsub.data import given_batches
 from tf_dpsub.optimizers import GEP, AdaptiveDPSGD
 from tf_dpsub.training.private_model import make_private
 
@@ -136,7 +135,14 @@ class StepAudit:
         self._many = tf.function(self._traced_steps, autograph=False)
         self._scores = tf.function(self._traced_scores, autograph=False)
         self._low_bits = tf.function(self._traced_low_bits, autograph=False)
-        self._sums = tf.function(self._traced_sums, autograph=False)
+        self._pairs = tf.function(
+            self._traced_pairs,
+            autograph=False,
+            # Of any number of batches.
+            input_signature=[
+                tf.TensorSpec([None, *part.shape]) for part in self.nothing()
+            ],
+        )
         self._ascent = tf.function(self._traced_ascent, autograph=False)
 
     def nothing(self):
@@ -168,8 +174,9 @@ class StepAudit:
             standard deviations of the noise; and `[steps, weights]`, of the
             gradients that follow.
         """
-        data = self._batch(batch, rows)
-        released, gradients = self._many(data, tf.constant(steps))
+        released, gradients = self._many(
+            *self._arguments(batch, rows), tf.constant(steps)
+        )
         return released.numpy().astype(float) / self._stddevs(), (
             gradients.numpy().astype(float)
         )
@@ -189,12 +196,7 @@ class StepAudit:
             Float arrays `[steps]`, in claimed standard deviations of the noise:
             of what is released, and of what the last example adds to it.
         """
-        with_it, without = (
-            self._batch(batch, r) for r in (None, self.batch_size - 1)
-        )
-        scores = self._scores(
-            self._batch(batch, rows), with_it, without, tf.constant(steps)
-        )
+        scores = self._scores(*self._arguments(batch, rows), tf.constant(steps))
         return [values.numpy()[:, 0].astype(float) for values in scores]
 
     def refuted(self, batch: tuple, steps: int, rows: int | None = None):
@@ -209,26 +211,10 @@ class StepAudit:
             Float array `[steps]`, numbers that rule out the sum without the
             example, less those that rule out the sum with it.
         """
-        with_it, without = (
-            self._batch(batch, r) for r in (None, self.batch_size - 1)
-        )
         (refuted,) = self._low_bits(
-            self._batch(batch, rows), with_it, without, tf.constant(steps)
+            *self._arguments(batch, rows), tf.constant(steps)
         )
         return refuted.numpy()[:, 0]
-
-    def sums(self, batch, rows=None) -> list:
-        """The sums that a batch would release without noise.
-
-        Args:
-            batch: tuple of inputs and targets.
-            rows: int, only so many rows are real. Defaults to `None`, all.
-
-        Returns:
-            List of float64 vectors, one for each part.
-        """
-        sums = self._sums(self._batch(batch, rows))
-        return [np.ravel(s).astype(float) for s in sums]
 
     def ascent(self, batch) -> tuple:
         """Directions of a batch in which its last example moves sums further.
@@ -241,8 +227,41 @@ class StepAudit:
         """
         return tuple(g.numpy() for g in self._ascent(*batch))
 
+    def _arguments(self, batch, rows):
+        """A batch, and how many of its rows are real, for a traced function."""
+        rows = self.batch_size if rows is None else rows
+        return *batch, tf.constant(rows)
+
     def _traced_sums(self, data):
         return self.optimizer.released_sums(self._model.training_step(data))
+
+    def _traced_pair(self, x, y):
+        """The sums with the last example, and those without it."""
+        return [
+            self._traced_sums(self._batch((x, y), rows))
+            for rows in (None, self.batch_size - 1)
+        ]
+
+    def _traced_pairs(self, xs, ys):
+        """The sums of several batches, `[batches, 2, numbers]`."""
+
+        def sums(k):
+            """Of batch k // 2: with the last example, then without it."""
+            rows = self.batch_size - k % 2
+            parts = self._traced_sums(
+                self._batch((xs[k // 2], ys[k // 2]), rows)
+            )
+            return _flat(parts, tf.float64)
+
+        flat = tf.map_fn(
+            sums,
+            tf.range(2 * tf.shape(xs)[0]),
+            fn_output_signature=tf.TensorSpec(
+                [self.released_numbers], tf.float64
+            ),
+            parallel_iterations=1,
+        )
+        return tf.reshape(flat, [-1, 2, self.released_numbers])
 
     def _traced_ascent(self, x, y):
         """Gradients of how far the last example moves the part it moves most.
@@ -275,7 +294,9 @@ class StepAudit:
             ]
         return ascent
 
-    def _traced_steps(self, data, steps):
+    def _traced_steps(self, x, y, rows, steps):
+        data = self._batch((x, y), rows)
+
         def step():
             self.optimizer.prepare()
             noisy = self._noisy_sums(data)
@@ -285,13 +306,15 @@ class StepAudit:
         weights = sum(math.prod(w.shape) for w in self._weights)
         return self._repeated(step, [self.released_numbers, weights], steps)
 
-    def _traced_scores(self, data, with_it, without, steps):
+    def _traced_scores(self, x, y, rows, steps):
+        data = self._batch((x, y), rows)
         stddevs = tf.constant(self._stddevs(), tf.float32)
 
         def step():
             self.optimizer.prepare()
-            sums = (self._traced_sums(d) for d in (with_it, without))
-            shift = _flat([a - b for a, b in zip(*sums)]) / stddevs
+            with_it, without = self._traced_pair(x, y)
+            moved = [a - b for a, b in zip(with_it, without)]
+            shift = _flat(moved) / stddevs
             size = tf.norm(shift)
             score = tf.reduce_sum(
                 _flat(self._noisy_sums(data)) / stddevs * shift
@@ -300,10 +323,12 @@ class StepAudit:
 
         return self._repeated(step, [1, 1], steps)
 
-    def _traced_low_bits(self, data, with_it, without, steps):
+    def _traced_low_bits(self, x, y, rows, steps):
+        data = self._batch((x, y), rows)
+
         def step():
             self.optimizer.prepare()
-            sums = [self._traced_sums(d) for d in (with_it, without)]
+            sums = self._traced_pair(x, y)
             noisy = _flat(self._noisy_sums(data))
             refuted = [
                 tf.math.count_nonzero(~_is_reachable(noisy, s), dtype="float32")
@@ -342,19 +367,23 @@ class StepAudit:
         return noisy_sums
 
     def _batch(self, batch, rows=None):
+        """A batch as a step takes it: its first rows are real, all or some.
+
+        Shapes are static, so the step is traced once.
+        """
         if self.views > 1:
             batch = [
                 tf.reshape(part, [part.shape[0], self.views, -1])
                 for part in batch
             ]
-        data = given_batches.padded(
-            given_batches.named(*batch),
-            self._model.microbatch_size_of(self.views),
+        size = batch[0].shape[0]
+        padding = -size % self._model.microbatch_size_of(self.views)
+        x, y = (
+            tf.pad(part, [[0, padding]] + [[0, 0]] * (len(part.shape) - 1))
+            for part in batch
         )
-        if rows is not None:
-            is_real = tf.range(data["real"].shape[0]) < rows
-            data["real"] *= tf.cast(is_real, tf.float32)
-        return data
+        is_real = tf.range(size + padding) < (size if rows is None else rows)
+        return {"x": x, "y": y, "real": tf.cast(is_real, tf.float32)}
 
     def _stddevs(self):
         return np.repeat([c.stddev for c in self._claims], self._sizes)
@@ -369,8 +398,11 @@ class StepAudit:
             Float, as a share of the claimed sensitivity; of several parts with
             claims of their own, the largest share.
         """
+        ends = np.cumsum(self._sizes)[:-1]
         moved: dict[Claim, float] = {}
-        for claim, part in zip(self._claims, self._moved(batch)):
+        for claim, part in zip(
+            self._claims, np.split(self._moved([batch])[0], ends)
+        ):
             moved[claim] = moved.get(claim, 0.0) + float(np.sum(part**2))
         return max(math.sqrt(m) / c.sensitivity for c, m in moved.items())
 
@@ -381,27 +413,23 @@ class StepAudit:
         claimed noise.
         """
         generator = np.random.default_rng(seed)
-        canary, largest = None, -1.0
+        batches = []
         for _ in range(tries):
             x, y = self.nothing()
             x[-1], y[-1] = (
                 1e3 * generator.normal(size=a.shape[1]) for a in (x, y)
             )
-            shift = np.linalg.norm(self._shift((x, y)))
-            if shift > largest:
-                canary, largest = (x, y), shift
-        return canary
+            batches.append((x, y))
+        shifts = np.linalg.norm(self._moved(batches) / self._stddevs(), axis=1)
+        return batches[int(np.argmax(np.nan_to_num(shifts, nan=-1.0)))]
 
-    def _shift(self, batch):
-        """The last example's share of what is released, in claimed noise."""
-        return np.concatenate(self._moved(batch)) / self._stddevs()
+    def _moved(self, batches):
+        """The last example's share of what is released, `[batches, numbers]`.
 
-    def _moved(self, batch):
-        """The last example's share of each part of what is released."""
-        with_it, without = (
-            self.sums(batch, rows) for rows in (None, self.batch_size - 1)
-        )
-        return [a - b for a, b in zip(with_it, without)]
+        One by one for each of the batches.
+        """
+        pairs = self._pairs(*map(np.stack, zip(*batches))).numpy()
+        return pairs[:, 0] - pairs[:, 1]
 
 
 def _linear_model(dtype_policy):
@@ -461,7 +489,5 @@ def _is_reachable(noisy, sums):
     return reached
 
 
-def _flat(tensors):
-    return tf.concat(
-        [tf.reshape(tf.cast(t, tf.float32), [-1]) for t in tensors], 0
-    )
+def _flat(tensors, dtype=tf.float32):
+    return tf.concat([tf.reshape(tf.cast(t, dtype), [-1]) for t in tensors], 0)
