@@ -10,7 +10,7 @@ import pytest
 import tf_dpsub
 from tests.subspaces.linear_models import (
     PARAMETERS,
-    attach,
+    attach_basis,
     largest_sine,
     make_private,
     matrix_of,
@@ -29,7 +29,7 @@ Y = np.ones((8, 1), "float32")
 
 def matrix(basis):
     subspace = FixedSubspace(basis)
-    attach(make_private(projected(subspace)))
+    attach_basis(make_private(projected(subspace)))
     return matrix_of(subspace)
 
 
@@ -151,7 +151,9 @@ def test_serialisation(public):
     assert type(loaded) is FixedSubspace
     assert loaded.is_public == public
     assert loaded.get_config() == subspace.get_config()
-    found = [attach(make_private(projected(s))) for s in (subspace, loaded)]
+    found = [
+        attach_basis(make_private(projected(s))) for s in (subspace, loaded)
+    ]
     np.testing.assert_array_equal(
         *(matrix_of(model.optimizer.subspace) for model in found)
     )

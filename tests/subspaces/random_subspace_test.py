@@ -11,7 +11,7 @@ import tf_dpsub
 from tests.subspaces.linear_models import (
     PARAMETERS,
     SIZES,
-    attach,
+    attach_basis,
     flat,
     make_private,
     matrix_of,
@@ -42,7 +42,7 @@ def storage(request):
 
 
 def attached(subspace, sizes=SIZES, **arguments):
-    return attach(make_private(projected(subspace, **arguments), sizes))
+    return attach_basis(make_private(projected(subspace, **arguments), sizes))
 
 
 def basis_at(model, step=0):
@@ -216,7 +216,7 @@ class TestResume:
         model = make()
         model.fit(X, Y, steps_per_epoch=3, callbacks=[Note()], verbose=0)
         model.save_weights(path)
-        resumed = attach(make())
+        resumed = attach_basis(make())
         resumed.load_weights(path)
         for each in (model, resumed):
             each.fit(X, Y, steps_per_epoch=1, callbacks=[Note()], verbose=0)

@@ -9,6 +9,7 @@ from tests.subspaces.linear_models import (
     PARAMETERS,
     SIZES,
     attach,
+    attach_basis,
     flat,
     make_private,
     matrix_of,
@@ -40,7 +41,9 @@ ALL = pytest.mark.parametrize("kind", SUBSPACES)
 
 def prepared(kind):
     subspace = SUBSPACES[kind]()
-    model = attach(make_private(projected(subspace)))
+    follows_gradients = isinstance(subspace, subspaces.PublicSubspace)
+    build = attach if follows_gradients else attach_basis
+    model = build(make_private(projected(subspace)))
     model.optimizer.prepare()
     return subspace, model, matrix_of(subspace)
 
