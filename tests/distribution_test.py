@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 from scipy import stats
 
-from tests import workers
+from tests import distributed_training, workers
 from tests.distributed_training import (
     CLIP,
     EPOCHS,
@@ -25,8 +25,6 @@ from tests.distributed_training import (
 )
 
 pytestmark = pytest.mark.slow
-
-_PROGRAM = ("-m", "tests.distributed_training")
 
 
 def _output(out, err, code):
@@ -50,7 +48,7 @@ def _without_noise():
 @pytest.fixture(name="mirrored", scope="module")
 def _mirrored():
     done = subprocess.run(
-        [sys.executable, *_PROGRAM, "mirrored"],
+        [sys.executable, "-m", "tests.distributed_training", "mirrored"],
         capture_output=True,
         text=True,
         check=False,
@@ -61,7 +59,7 @@ def _mirrored():
 @pytest.fixture(name="of_workers", scope="module")
 def _of_workers():
     """Results of each of two workers."""
-    with workers.started(2, *_PROGRAM, "workers") as processes:
+    with workers.started(2, distributed_training.main, "workers") as processes:
         return [_output(*p.communicate(), p.returncode) for p in processes]
 
 

@@ -17,7 +17,7 @@ EPOCHS, STEPS_PER_EPOCH = 20, 6
 def started(workdir, *flags):
     return workers.started(
         2,
-        "launchers/train.py",
+        workers.program,
         "--config=configs/digits_dpsgd.py",
         "--config.distribution=multi_worker",
         f"--config.epochs={EPOCHS}",
@@ -91,7 +91,7 @@ def test_workers_must_have_the_same_config(tmp_path):
     """Each would clip by its own, and the statement name the chief's."""
     with workers.started(
         2,
-        "launchers/train.py",
+        workers.program,
         "--config=configs/digits_dpsgd.py",
         "--config.distribution=multi_worker",
         "--config.noise_multiplier=8",
