@@ -13,6 +13,7 @@ import tf_dpsub
 from tests.subspaces.linear_models import (
     PARAMETERS,
     attach,
+    attach_basis,
     batch_of,
     flat,
     make_private,
@@ -266,7 +267,7 @@ class TestGradient:
 
     def test_is_divided_by_the_public_batch_size(self):
         optimizer = gep(batch_size=100)
-        attach(make_private(optimizer))
+        attach_basis(make_private(optimizer))
         given = np.array([5.0, -1.0, 2.0], "float32")
         rest = _random.normal(size=PARAMETERS).astype("float32")
         parts = [tf.constant(p[:, None]) for p in np.split(rest, [5])]
@@ -333,7 +334,7 @@ class TestNoise:
             l2_norm_clip=1.0,
             residual_norm_clip=1.0,
         )
-        attach(make_private(optimizer))
+        attach_basis(make_private(optimizer))
         key = tf.constant([1, 2], tf.int64)
         sums = [tf.zeros(shape) for shape in ([5], [5, 1], [7, 1])]
         draws = optimizer.add_noise(key, sums, "float32")

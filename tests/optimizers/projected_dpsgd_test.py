@@ -13,6 +13,7 @@ import tf_dpsub
 from tests.subspaces.linear_models import (
     PARAMETERS,
     attach,
+    attach_basis,
     batch_of,
     flat,
     make_private,
@@ -92,7 +93,7 @@ class TestGradient:
     def test_is_divided_by_the_public_batch_size(self):
         """Not by the number that was drawn."""
         optimizer = pdpsgd(batch_size=100)
-        attach(make_private(optimizer))
+        attach_basis(make_private(optimizer))
         given = np.array([5.0, -1.0, 2.0], "float32")
         gradients = optimizer.privatize([tf.constant(given)])
         np.testing.assert_allclose(
@@ -243,7 +244,7 @@ class TestNoise:
             released[0], BASIS.T @ clipped_sum(), rtol=1e-5
         )
         ambient = pdpsgd(noise_multiplier=2.0, noise="ambient")
-        attach(make_private(ambient))
+        attach_basis(make_private(ambient))
         assert ambient.noise_stddevs() == [2.0 * CLIP] * 2
 
     def test_without_a_multiplier_there_is_none(self):
