@@ -68,6 +68,16 @@ def test_nothing_moves_it_further(name, dtype_policy, audits):
     assert max(seen) > 0.3
 
 
+def test_movement_is_the_distance_of_sums(audits):
+    audit = audits("DPSGD", "float32")
+    batch = audit.random(np.random.default_rng(0))
+    with_it, without = (
+        np.concatenate(audit.sums(batch, rows)) for rows in (None, _ROWS - 1)
+    )
+    moved = np.linalg.norm(with_it - without) / audit.optimizer.l2_norm_clip
+    assert 0.3 < moved == pytest.approx(audit.movement(batch), rel=1e-6)
+
+
 class TestAscent:
     def test_climbs_to_what_moves_it_most(self, audits):
         """In a subspace of 5 of 39 directions random gradients move little."""

@@ -143,6 +143,10 @@ class StepAudit:
                 tf.TensorSpec([None, *part.shape]) for part in self.nothing()
             ],
         )
+        self._sums = tf.function(
+            lambda x, y, rows: self._traced_sums(self._batch((x, y), rows)),
+            autograph=False,
+        )
         self._ascent = tf.function(self._traced_ascent, autograph=False)
 
     def nothing(self):
@@ -215,6 +219,19 @@ class StepAudit:
             *self._arguments(batch, rows), tf.constant(steps)
         )
         return refuted.numpy()[:, 0]
+
+    def sums(self, batch, rows=None) -> list:
+        """The sums that a batch would release without noise.
+
+        Args:
+            batch: tuple of inputs and targets.
+            rows: int, only so many rows are real. Defaults to `None`, all.
+
+        Returns:
+            List of float64 vectors, one for each part.
+        """
+        sums = self._sums(*self._arguments(batch, rows))
+        return [np.ravel(s).astype(float) for s in sums]
 
     def ascent(self, batch) -> tuple:
         """Directions of a batch in which its last example moves sums further.
