@@ -599,6 +599,22 @@ class TestStatement:
         model.fit(texts, Y, verbose=0)
         assert "adapted state of textvectorization 'split'" in words(model)
 
+    def test_lists_statistics_of_public_examples(self):
+        rng = np.random.default_rng(0)
+        images = rng.random((20, 8, 8, 1), "float32")
+        features = tf_dpsub.models.image_features(
+            images, kinds=("patches",), words=2, rank=3
+        )
+        plain = tf_dpsub.models.feature_classifier(features, 3)
+        model = private(plain, dpsgd())
+        model.fit(rng.random((20, 8, 8, 1), "float32"), Y, verbose=0)
+        for what in (
+            "words of patchdictionary",
+            "statistics of publicnormalization",
+            "statistics of publicprojection",
+        ):
+            assert what in words(model)
+
     @pytest.mark.parametrize("seed", [None, 0])
     def test_tells_of_a_fixed_seed(self, seed):
         model = private(linear(), dpsgd(seed=seed))

@@ -1,13 +1,17 @@
+import copy
 import math
+import pickle
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from scipy import stats
 
 import tf_dpsub
 from tf_dpsub.heads import PrivateRidge
 from tf_dpsub.primitives import grid
+from tf_dpsub.training import workers
 
 
 def _classifier(classes=3, size=4, use_bias=False):
@@ -183,7 +187,8 @@ def test_public_start_is_stated():
         ({"noise_multiplier": 1.0, "epsilon": 1.0}, "either"),
         ({"epsilon": 1.0}, "delta with epsilon"),
         ({"noise_multiplier": -1.0}, "noise_multiplier"),
-        ({"noise_multiplier": 1.0, "radius": 0.0}, "radius > 0"),
+        ({"noise_multiplier": 1.0, "radius": 0.0}, "radius >= 1e-12"),
+        ({"noise_multiplier": 1.0, "radius": 1e-320}, "radius >= 1e-12"),
         ({"noise_multiplier": 1.0, "share": 1.0}, "share < 1"),
         ({"noise_multiplier": 1.0, "regularization": 0.0}, "regularization"),
         ({"noise_multiplier": 1.0, "scale": -1.0}, "scale > 0"),
@@ -207,4 +212,93 @@ def test_another_number_of_labels():
     x, y = _data(10)
     with pytest.raises(ValueError, match="each of 10 examples, got 9"):
         PrivateRidge(noise_multiplier=1.0).fit(model, x, y[:9])
+    assert model.ledger.steps == 0
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda ridge: pickle.loads(pickle.dumps(ridge))]
+)
+def test_a_copy_draws_other_noise(copied):
+    """With the same noise, two releases would tell their difference."""
+    ridge = PrivateRidge(noise_multiplier=1.0)
+    zeros = np.zeros(12)
+    (first, _), (second, _) = (
+        r._released(zeros, 3, 2) for r in (copied(ridge), ridge)
+    )
+    assert (first != second).all()
+
+
+def _tokens(ids, count=30):
+    """A classifier of embedded tokens, with one example out of range."""
+    inputs = keras.Input((2,), dtype="int32")
+    embedded = keras.layers.Embedding(9, 4)(inputs)
+    outputs = keras.layers.GlobalAveragePooling1D()(embedded)
+    features = keras.Model(inputs, outputs)
+    x = np.random.default_rng(0).integers(9, size=(count, 2))
+    x[7] = ids
+    model = tf_dpsub.models.feature_classifier(features, 3)
+    return tf_dpsub.make_private(model), x.astype("int32"), np.arange(count) % 3
+
+
+def test_an_id_out_of_range_contributes_nothing():
+    kernels = []
+    for leave_out in (False, True):
+        keras.utils.set_random_seed(0)
+        model, x, y = _tokens([3, 4711])
+        if leave_out:
+            x, y = np.delete(x, 7, 0), np.delete(y, 7)
+        PrivateRidge(noise_multiplier=0.0).fit(model, x, y)
+        kernels.append(model.get_weights()[-1])
+    np.testing.assert_allclose(*kernels, rtol=1e-9)
+
+
+def test_errors_quote_no_private_values():
+    class Refuses(keras.layers.Layer):
+        def call(self, inputs):
+            with tf.control_dependencies(
+                [tf.debugging.assert_less(inputs, 50.0)]
+            ):
+                return tf.identity(inputs)
+
+    model = tf_dpsub.make_private(
+        tf_dpsub.models.feature_classifier(Refuses(), 3, (4,))
+    )
+    x, y = _data(10)
+    x[3] = 4711.25
+    with pytest.raises(tf.errors.InvalidArgumentError) as raised:
+        PrivateRidge(noise_multiplier=1.0).fit(model, x, y)
+    assert "4711" not in str(raised.value)
+
+
+def test_python_functions_are_stated():
+    class Python(keras.layers.Layer):
+        def call(self, inputs):
+            outputs = tf.numpy_function(np.tanh, [inputs], tf.float32)
+            outputs.set_shape(inputs.shape)
+            return outputs
+
+    model = tf_dpsub.make_private(
+        tf_dpsub.models.feature_classifier(Python(), 3, (4,))
+    )
+    PrivateRidge(noise_multiplier=5.0).fit(model, *_data(20))
+    statement = " ".join(model.privacy_statement(1e-5).split())
+    assert "what Python functions of the features keep" in statement
+
+
+@pytest.mark.parametrize("labels", ["float32", "one-hot"])
+def test_labels_that_are_no_integers(labels):
+    model = tf_dpsub.make_private(_classifier())
+    x, y = _data(10)
+    y = np.eye(3)[y] if labels == "one-hot" else y.astype(labels)
+    with pytest.raises(ValueError, match="labels that are integers"):
+        PrivateRidge(noise_multiplier=1.0).fit(model, x, y)
+    assert model.ledger.steps == 0
+
+
+def test_several_workers_raise(monkeypatch):
+    """Each would make a release, and the ledger would count one."""
+    monkeypatch.setattr(workers, "is_one_of_several", lambda strategy: True)
+    model = tf_dpsub.make_private(_classifier())
+    with pytest.raises(ValueError, match="one process"):
+        PrivateRidge(noise_multiplier=1.0).fit(model, *_data(10))
     assert model.ledger.steps == 0

@@ -1,5 +1,7 @@
 """Noise is Gaussian and fresh, and its key is in memory alone."""
 
+import copy
+import pickle
 import secrets
 import subprocess
 import sys
@@ -306,6 +308,19 @@ class TestNoiseKey:
         assert advanced(noise.NoiseKey(3), 4) == advanced(noise.NoiseKey(3), 4)
         both = advanced(noise.NoiseKey(3), 4) + advanced(noise.NoiseKey(4), 4)
         assert len(set(both)) == 8
+
+    def test_copies_have_other_keys(self):
+        key = noise.NoiseKey()
+        kept = pickle.dumps(key)
+        own = key._variable.numpy()
+        assert own.tobytes() not in kept
+        copies = [pickle.loads(kept), pickle.loads(kept), copy.deepcopy(key)]
+        used = [k for c in (key, *copies) for k in advanced(c, 2)]
+        assert len(set(used)) == 8
+
+    def test_copies_keep_a_seed(self):
+        same = copy.deepcopy(noise.NoiseKey(3))
+        assert advanced(same, 2) == advanced(noise.NoiseKey(3), 2)
 
     def test_does_not_tell_earlier_keys(self):
         """The state is neither the key that was used nor its seed."""

@@ -208,6 +208,54 @@ def test_features_that_read_a_metric_raise(data):
     assert model.kept_features is None
 
 
+@pytest.mark.parametrize("mixes", [False, True])
+def test_an_id_out_of_range_contributes_nothing(mixes):
+    class Tokens(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            initializer = keras.initializers.GlorotUniform(0)
+            self.embedding = keras.layers.Embedding(
+                9, 4, embeddings_initializer=initializer
+            )
+
+        def call(self, inputs):
+            features = keras.ops.mean(self.embedding(inputs), 1)
+            # Then they are computed one example at a time.
+            return features + 0 * keras.ops.mean(features, 0) * mixes
+
+    x = np.random.default_rng(0).integers(9, size=(_N, 2)).astype("int32")
+    x[7] = [3, 4711]
+    classifier = tf_dpsub.models.feature_classifier
+    model = _private(classifier(Tokens(), 2, (2,)), 0.0, batch_size=_N)
+    features = kept_features.for_run(model, x)
+    (kept,) = features.of(x)[kept_features.KEY]
+    assert np.isnan(kept[7]).all() and np.isfinite(np.delete(kept, 7, 0)).all()
+    history = model.fit(x, x[:, 0] % 2, epochs=1, verbose=0)
+    assert history.history["dropped"] == [1.0]
+
+
+def test_features_that_store_an_example_raise(data):
+    """The features of each example would hold those of earlier ones."""
+
+    class Stores(keras.layers.Layer):
+        def call(self, inputs):
+            name = {"shared_name": self.name, "dtypes": [tf.float32]}
+            stored = tf.raw_ops.MapSize(**name)
+            store = tf.raw_ops.MapStage(
+                key=tf.cast(stored, tf.int64),
+                indices=[0],
+                values=[tf.reduce_sum(inputs)],
+                **name,
+            )
+            with tf.control_dependencies([store]):
+                return inputs + tf.cast(stored, tf.float32)
+
+    model = _private(_classifier(Stores()))
+    with pytest.raises(ValueError, match="one example would enter"):
+        model.fit(*data, verbose=0)
+    assert model.ledger.steps == 0
+
+
 def test_python_functions_are_stated(data):
     class Python(keras.layers.Layer):
         def call(self, inputs):
@@ -300,6 +348,19 @@ def test_several_inputs():
     np.testing.assert_allclose(
         model.predict(x, verbose=0), model.model(x), rtol=1e-5, atol=1e-6
     )
+
+
+def test_a_call_of_the_model_itself_is_not_left_out(data):
+    """Training would be that of another model than the one that is saved."""
+
+    class Negative(keras.Model):
+        def call(self, inputs, training=None):
+            return -super().call(inputs, training=training)
+
+    inputs = keras.Input(_SHAPE)
+    frozen = tf_dpsub.layers.FrozenFeatures(_dense())
+    plain = Negative(inputs, _dense(units=2)(frozen(inputs)))
+    assert not kept_features.has_frozen_features(plain)
 
 
 @pytest.mark.parametrize("kind", ["trained", "sequential", "behind"])

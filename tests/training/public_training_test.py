@@ -66,6 +66,50 @@ def test_private_examples_among_them_raise(trained):
     assert model.ledger.steps == 0
 
 
+def _backbone():
+    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+
+
+@pytest.mark.parametrize("part", ["layer", "features", "cut"])
+def test_weights_within_another_model(part):
+    """They tell of the examples, whichever model holds them now."""
+    backbone, (x, y) = _backbone(), _data(60, 2)
+    whole = keras.Sequential([backbone, keras.layers.Dense(2)])
+    tf_dpsub.fit_public(whole, x[:9], y[:9], steps=2)
+    if part == "layer":
+        plain = keras.Sequential([backbone, keras.layers.Dense(2)])
+    elif part == "features":
+        plain = tf_dpsub.models.feature_classifier(backbone, 2)
+    else:
+        outputs = keras.layers.Dense(2)(whole.layers[0].output)
+        plain = keras.Model(whole.layers[0].inputs, outputs)
+    del whole, backbone
+    model = _private(plain)
+    with pytest.raises(ValueError, match="fit_public"):
+        model.fit(x, y, epochs=1, verbose=0)
+    assert model.ledger.steps == 0
+
+
+def test_weights_that_were_frozen_tell_nothing():
+    backbone, (x, y) = _backbone(), _data(60, 2)
+    backbone.trainable = False
+    whole = keras.Sequential([backbone, keras.layers.Dense(2)])
+    tf_dpsub.fit_public(whole, x[:9], y[:9], steps=2)
+    backbone.trainable = True
+    model = _private(keras.Sequential([backbone, keras.layers.Dense(2)]))
+    model.fit(x, y, epochs=1, verbose=0)
+    assert "trained on before" not in model.privacy_statement(1e-5)
+
+
+def test_examples_that_are_changed_afterwards():
+    plain, (x, y) = _plain(), _data(60, 2)
+    public = x[:9].copy()
+    tf_dpsub.fit_public(plain, public, y[:9], steps=2)
+    public *= 2
+    with pytest.raises(ValueError, match="fit_public"):
+        _private(plain).fit(x, y, epochs=1, verbose=0)
+
+
 def test_private_examples_that_are_allowed_are_not_covered():
     plain, (x, y) = _plain(), _data(60, 2)
     tf_dpsub.fit_public(plain, x[:9], y[:9], steps=2, allow_private=True)

@@ -120,7 +120,7 @@ def one_by_one(
         if not is_vectorizable:
             map_function = tf.map_fn
     row_of = _row_function(loss_fn, tf_variables, loss_scale)
-    writes, outputs = _require_no_effect(row_of, inputs, may_read)
+    writes, outputs = require_no_effect(row_of, inputs, may_read)
     # A user cannot change what TensorFlow warns of: operations run in loops.
     arguments: dict = {}
     if map_function is tf.vectorized_map:
@@ -211,8 +211,13 @@ def _row_function(loss_fn, tf_variables, loss_scale):
     return row_of
 
 
-def _require_no_effect(row_of, inputs, may_read):
+def require_no_effect(row_of: Callable, inputs, may_read):
     """Checks that only public values outlive the row of an example.
+
+    Args:
+        row_of: callable that takes a structure of tensors, one example.
+        inputs: the same with a batch axis, or `tf.TensorSpec`s of it.
+        may_read: `Sources`; None if all variables are public.
 
     Returns:
         A pair: whether a state is written, with public values, and what

@@ -14,7 +14,14 @@ from tf_dpsub.checks import (
     check_seed,
 )
 from tf_dpsub.primitives import grid, noise
-from tf_dpsub.training import kept_features, public_training, requirements
+from tf_dpsub.primitives.release import SMALLEST_NORM
+from tf_dpsub.training import (
+    kept_features,
+    public_training,
+    requirements,
+    step_errors,
+    workers,
+)
 
 # The share of a contribution that is left for rounding: of sums in float64,
 # and of the sum to the grid.
@@ -49,8 +56,8 @@ class PrivateRidge:
         epsilon: float. Defaults to `None`; required without
             `noise_multiplier`.
         delta: float. Defaults to `None`, as `epsilon`.
-        radius: float, the norm to which features are clipped. Defaults to
-            `1.0`, the public median norm of normalised features.
+        radius: float, at least 1e-12, the norm to which features are clipped.
+            Defaults to `1.0`, the public median norm of normalised features.
         share: float in (0, 1), of the squared norm for `A`. Defaults to `0.5`.
         regularization: float, `lambda` as a multiple of the expected spectral
             norm of the noise in `A`. Defaults to `0.3`.
@@ -109,7 +116,10 @@ class PrivateRidge:
                 f"{noise_multiplier} and {epsilon}."
             )
         check_noise_multiplier(noise_multiplier)
-        check_positive("radius", radius)
+        if not SMALLEST_NORM <= radius < math.inf:
+            raise ValueError(
+                f"Expected finite radius >= {SMALLEST_NORM}, got {radius}."
+            )
         check_fraction("share", share)
         check_positive("regularization", regularization)
         check_positive("scale", scale)
@@ -131,17 +141,25 @@ class PrivateRidge:
             y: int array `[examples]`, labels.
 
         Raises:
-            ValueError: if the model is no such classifier, or lengths differ.
+            ValueError: if the model is no such classifier, if labels are no
+                integers, if lengths differ, or in one of several workers.
         """
         head = _head(model)
+        _require_one_worker(model)
         y = np.asarray(y).reshape(-1)
-        features = _features(model, x)
+        if y.dtype.kind not in "biu":
+            raise ValueError(
+                f"Expected labels that are integers, got {y.dtype}. Pass the "
+                "numbers of the classes, not one-hot vectors."
+            )
+        x = model.preprocessed((x,))[0]
+        features, assumptions = _features(model, x)
         if len(features) != len(y):
             raise ValueError(
                 f"Expected a label for each of {len(features)} examples, got "
                 f"{len(y)}."
             )
-        self._charge(model, x, len(y))
+        self._charge(model, x, len(y), assumptions)
         classes = head.kernel.shape[1]
         sums = self._sums(features, y, classes)
         moments, products = self._released(sums, features.shape[1], classes)
@@ -150,7 +168,7 @@ class PrivateRidge:
             head.bias.assign(np.zeros(classes))
         model._carried_ledger.end_epoch()
 
-    def _charge(self, model, x, examples):
+    def _charge(self, model, x, examples, assumptions):
         stated = public_training.stated_start(model, x)
         entry = accounting.LedgerEntry(
             mechanism=type(self).__name__,
@@ -162,6 +180,7 @@ class PrivateRidge:
             fixed_seed=self._seed is not None,
             notes=(
                 *requirements.public_assumptions(model.model),
+                *assumptions,
                 *stated["notes"],
             ),
             uncovered=(
@@ -265,11 +284,27 @@ def _head(model):
     return layer
 
 
+def _require_one_worker(model):
+    """Refuses several workers: each would release the data by itself."""
+    if workers.is_one_of_several(model.distribute_strategy):
+        raise ValueError(
+            "Expected one process for PrivateRidge, got one of several "
+            "workers: each would make a release of its own, of which the "
+            "ledger counts one. Solve for the head in one process."
+        )
+
+
 def _features(model, x):
-    """Features of all examples, `[examples, k]`."""
+    """Features of all examples `[examples, k]`, and what they rest on."""
     features = kept_features.KeptFeatures(model.model)
     try:
-        (kept,) = features.of(model.preprocessed((x,))[0])[kept_features.KEY]
-        return np.array(kept).reshape(len(kept), -1)
+        (kept,) = features.of(x)[kept_features.KEY]
+        rows = np.array(kept).reshape(len(kept), -1)
+    except tf.errors.InvalidArgumentError as error:
+        quiet = step_errors.without_values(error)
+        if quiet is None:
+            raise
+        raise quiet from None
     finally:
         features.close()
+    return rows, features.assumptions

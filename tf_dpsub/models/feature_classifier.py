@@ -133,8 +133,11 @@ def _inputs(features, input_shape):
             "Expected input_shape with features that are a layer, or a model "
             "that is not built, got None."
         )
+    if isinstance(features, keras.Sequential):
+        (specs,) = specs
+    else:
+        specs = getattr(features, "input", specs)
     inputs = keras.tree.map_structure(
-        lambda t: keras.Input(t.shape[1:], dtype=t.dtype, name=t.name),
-        getattr(features, "input", specs),
+        lambda t: keras.Input(t.shape[1:], dtype=t.dtype, name=t.name), specs
     )
     return inputs

@@ -25,14 +25,17 @@ class NoiseKey:
     checkpoint, config or model file, and it enters a traced step as a tensor.
     Each `advance` replaces it by one that does not tell its predecessor's
     draws, so no key serves twice, and a resumed process starts from new
-    entropy. It does not depend on Keras's global seed. With a fixed `seed`
-    whoever knows the seed can subtract the noise: for experiments only.
+    entropy. A copy has a key of its own, and a pickle has none: two releases
+    with the same noise would tell their difference. It does not depend on
+    Keras's global seed. With a fixed `seed` whoever knows the seed can subtract
+    the noise: for experiments only.
 
     Args:
         seed: int or None. Defaults to `None`, fresh entropy.
     """
 
     def __init__(self, seed: int | None = None):
+        self._seed = seed
         if seed is None:
             entropy = [secrets.randbits(64) - 2**63 for _ in range(2)]
         else:
@@ -44,6 +47,10 @@ class NoiseKey:
                 name="noise_key",
                 aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
             )
+
+    def __reduce__(self):
+        # What is copied or unpickled draws other noise.
+        return type(self), (self._seed,)
 
     def advance(self):
         """Moves to the next key.

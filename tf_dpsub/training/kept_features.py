@@ -14,10 +14,11 @@ from keras import tree
 from keras.src.models.functional import Functional, operation_fn
 
 from tf_dpsub.data.poisson_batches import PoissonBatches
+from tf_dpsub.gradients import vectorized
 from tf_dpsub.gradients.graph import effects, provenance, sources, states
 from tf_dpsub.gradients.tracing import trace
 from tf_dpsub.layers.frozen_features import FrozenFeatures
-from tf_dpsub.training import own_loss
+from tf_dpsub.training import ids, own_loss
 
 # Inputs of a model that are features already: a dict with this key alone.
 KEY = "kept_features"
@@ -32,10 +33,11 @@ class KeptFeatures:
 
     Formal guarantees: the features of an example are a function of that
     example, of frozen weights and of constants: that is proved from the graph,
-    or else they are computed for one example at a time. An example is replaced
-    by its features, one by one; sensitivity and sampling stay what they are.
-    Features are private. Files that hold them are readable by their owner
-    alone, and deleted by `close`.
+    or else they are computed for one example at a time, of which nothing may be
+    stored. An example is replaced by its features, one by one; sensitivity and
+    sampling stay what they are. Where an id is out of range, features are not
+    numbers: the example contributes nothing. Features are private. Files that
+    hold them are readable by their owner alone, and deleted by `close`.
 
     Args:
         model: plain model that `has_frozen_features`.
@@ -79,8 +81,9 @@ class KeptFeatures:
             arrays, or memory maps of files where they are large.
 
         Raises:
-            ValueError: if features change a state, draw random numbers, or read
-                a variable that may have been written from private data.
+            ValueError: if features change a state, draw random numbers, read a
+                variable that may have been written from private data, or store
+                something else of an example.
         """
         x = tree.map_structure(np.asarray, x)
         count = len(tree.flatten(x)[0])
@@ -107,7 +110,22 @@ class KeptFeatures:
             self._folder = None
 
     def _chunk_features(self, x):
-        return tree.flatten(self._layer(x, training=False))
+        checked = ids.IdsInRange()
+        with checked.watched():
+            features = tree.flatten(self._layer(x, training=False))
+        inputs = tree.flatten(x)
+        factors = checked.not_a_number(inputs, inputs[0].shape[0])
+        if factors is None:
+            return features
+        return [
+            f
+            * tf.reshape(
+                tf.cast(factors, f.dtype), [-1] + [1] * (len(f.shape) - 1)
+            )
+            if f.dtype.is_floating
+            else f
+            for f in features
+        ]
 
     def _proved_features(self, x):
         """Features of a chunk, proved to depend on their own example alone."""
@@ -127,22 +145,39 @@ class KeptFeatures:
     def _one_by_one(self, x):
         """Features of a chunk, each computed in a batch of its own."""
 
-        def row(x):
-            x = tree.map_structure(lambda t: t[None], x)
-            return [f[0] for f in self._chunk_features(x)]
-
         (example,) = (
             trace(
                 self._chunk_features, tree.map_structure(_one_row, x)
             ).structured_outputs,
         )
         return tf.map_fn(
-            row,
+            self._row_features,
             x,
             fn_output_signature=[
                 tf.TensorSpec(f.shape[1:], f.dtype) for f in example
             ],
         )
+
+    def _row_features(self, x):
+        """Features of one example."""
+        x = tree.map_structure(lambda t: t[None], x)
+        return [f[0] for f in self._chunk_features(x)]
+
+    def _require_nothing_stored(self, specs):
+        """Checks that no example enters the features of a later one."""
+        try:
+            vectorized.require_no_effect(
+                self._row_features,
+                specs,
+                sources.Sources(self._layer.variables),
+            )
+        except states.Unproven as error:
+            raise ValueError(
+                "Expected frozen features of one example that follow from it "
+                f"and from weights alone, got '{self._layer.name}', in which "
+                f"{error}: one example would enter the features of others. "
+                "Take that layer out."
+            ) from error
 
     def _traced(self, x):
         """A function of a chunk of inputs, which lets no row see another."""
@@ -171,6 +206,7 @@ class KeptFeatures:
                 self._layer.name,
                 error,
             )
+            self._require_nothing_stored(specs)
             function = self._one_by_one
         return tf.function(function, autograph=False, input_signature=[specs])
 
@@ -245,6 +281,9 @@ def forgotten_afterwards(method: Callable) -> Callable:
 
 def _frozen_node(model):
     """The node at which all inputs enter a `FrozenFeatures`, or None."""
+    if type(model).call not in (Functional.call, keras.Sequential.call):
+        # Its own does what its layers alone would not.
+        return None
     if isinstance(model, keras.Sequential):
         model = model._functional
     if not isinstance(model, Functional):

@@ -1,7 +1,9 @@
 """Training on public examples, before private training."""
 
+import dataclasses
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import keras
 import numpy as np
@@ -11,9 +13,35 @@ from keras import tree
 from tf_dpsub.checks import check_count, check_positive, check_seed
 from tf_dpsub.data import overlap
 
-# Inputs that models were trained on, and whether they may be private.
-_TRAINED_ON: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 _WEIGHT_DECAY = 1e-2
+
+
+@dataclasses.dataclass(frozen=True)
+class _Start:
+    """Public examples, and the weights that were trained on them.
+
+    Attributes:
+        inputs: structure of arrays.
+        allow_private: bool, whether they may be private ones as well.
+        weights: list of weak references to variables.
+    """
+
+    inputs: Any
+    allow_private: bool
+    weights: list
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether a weight is left that was trained on them."""
+        return any(weight() is not None for weight in self.weights)
+
+    def trained(self, model) -> bool:
+        """Returns whether a model has one of the weights."""
+        weights = {id(weight) for weight in model.weights}
+        return any(id(weight()) in weights for weight in self.weights)
+
+
+_starts: list[_Start] = []
 
 
 def fit_public(
@@ -33,8 +61,10 @@ def fit_public(
     """Trains a plain model on public examples, as a start for private training.
 
     It is trained by AdamW, whose rate falls to 0 along a cosine. Call it before
-    `make_private` of the same object: the statement of the private model then
-    names the public examples, and `fit` raises where some of them are private.
+    `make_private`, in the same process: the statement of a private model that
+    has one of these weights, be it within frozen features, names the public
+    examples, and `fit` raises where some of them are private. Files and copies
+    of the weights do not tell what they were trained on.
 
     Formal guarantees: none, and none is needed, if the examples are public.
 
@@ -83,7 +113,8 @@ def fit_public(
             "them needs these. Unlabelled ones can make features "
             "(`tf_dpsub.models.image_features`) or a subspace."
         )
-    x, y = tree.map_structure(np.asarray, (x, y))
+    # Copies: what is compared with private data has to be what is used.
+    x, y = tree.map_structure(np.array, (x, y))
     counts = {len(array) for array in tree.flatten((x, y))}
     if len(counts) != 1 or 0 in counts:
         raise ValueError(
@@ -109,7 +140,8 @@ def fit_public(
     augment = _augmentation(augmentation)
     if augment is not None:
         batches = batches.map(lambda x, y: (augment(x), y))
-    _TRAINED_ON.setdefault(model, []).append((x, bool(allow_private)))
+    _starts[:] = [start for start in _starts if start.is_alive]
+    _starts.append(_Start(x, bool(allow_private), _trained_weights(model)))
     return model.fit(
         batches.prefetch(2),
         steps_per_epoch=steps,
@@ -134,16 +166,18 @@ def stated_start(model, inputs) -> dict:
         ValueError: if some of them are private, and may not be.
     """
     notes, uncovered = [], []
-    for x, allow_private in _TRAINED_ON.get(model.model, []):
-        count = len(tree.flatten(x)[0])
+    for start in _starts:
+        if not start.trained(model.model):
+            continue
+        count = len(tree.flatten(start.inputs)[0])
         note = f"{count} examples that the weights were trained on before"
         if inputs is None:
             notes.append(f"{note}, unchecked")
             continue
-        public = model.preprocessed((x,))[0]
+        public = model.preprocessed((start.inputs,))[0]
         if not overlap.count_common(public, inputs):
             notes.append(f"{note} (none equals a private one)")
-        elif allow_private:
+        elif start.allow_private:
             notes.append(note)
             uncovered.append(
                 "the private examples that the weights were trained on before"
@@ -172,6 +206,19 @@ def _check_model(model):
             f"Expected a model with trainable weights, got '{model.name}', "
             "which has none, or is not built."
         )
+
+
+def _trained_weights(model):
+    """Weak references to what `fit` of a plain model changes."""
+    return [
+        weakref.ref(variable)
+        for layer in model._flatten_layers()
+        if layer.trainable
+        for variable in (
+            *(v for v in layer._trainable_variables if v.trainable),
+            *layer._non_trainable_variables,
+        )
+    ]
 
 
 def _augmentation(augmentation):

@@ -8,6 +8,11 @@ import tensorflow as tf
 from keras.src.callbacks.monitor_callback import MonitorCallback
 
 from tf_dpsub.data import overlap
+from tf_dpsub.layers import (
+    PatchDictionary,
+    PublicNormalization,
+    PublicProjection,
+)
 from tf_dpsub.models import batch_normalization
 from tf_dpsub.training import public_training
 
@@ -131,6 +136,7 @@ def public_assumptions(model):
         keras.layers.IntegerLookup,
         keras.layers.Discretization,
     )
+    statistical = (PublicNormalization, PublicProjection)
     layers = model._flatten_layers()
     return tuple(
         f"the {what} of {type(layer).__name__} '{layer.name}'"
@@ -138,6 +144,8 @@ def public_assumptions(model):
         for what, holds in (
             ("adapted state", isinstance(layer, adapted)),
             ("statistics", batch_normalization.has_statistics(layer)),
+            ("statistics", isinstance(layer, statistical)),
+            ("words", isinstance(layer, PatchDictionary)),
         )
         if holds
     )
