@@ -93,3 +93,14 @@ def choose(choices, name, what):
             f"{name!r}.{hint}"
         )
     return choices[name]
+
+
+def construct(function, kwargs, name, *args, **own):
+    """Calls a function with arguments from a config, which may not fit it."""
+    try:
+        return function(*args, **own, **kwargs.to_dict())
+    except TypeError as error:
+        raise ValueError(
+            f"Expected arguments of {name} in the config, got "
+            f"{kwargs.to_dict()}: {error}."
+        ) from error

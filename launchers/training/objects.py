@@ -11,15 +11,13 @@ from tf_dpsub import (
     accounting,
     callbacks,
     data,
-    heads,
     models,
     optimizers,
     subspaces,
 )
 from tf_dpsub.data import npz
 from tf_dpsub.launchers.training import trained_parts
-from tf_dpsub.launchers.training.config_checks import choose
-from tf_dpsub.primitives import clipping
+from tf_dpsub.launchers.training.config_checks import choose, construct
 
 _PRIVATE_OPTIMIZERS = {
     name: getattr(optimizers, name)
@@ -111,7 +109,7 @@ def plain_model(config, loaded):
     if config.model == "feature_classifier":
         model = _feature_classifier(config, loaded)
     else:
-        model = _construct(
+        model = construct(
             models.get,
             config.model_kwargs,
             config.model,
@@ -128,61 +126,18 @@ def plain_model(config, loaded):
 def _feature_classifier(config, loaded):
     """A head on features that are made of public images alone."""
     images = public_examples(config, loaded)[0]
-    features = _construct(
+    features = construct(
         functools.partial(models.image_features, images),
         config.features,
         "image_features",
     )
-    return _construct(
+    return construct(
         models.feature_classifier,
         config.model_kwargs,
         config.model,
         features,
         loaded.num_classes,
     )
-
-
-def with_recipe(config, examples):
-    """Fills a config in as its recipe says.
-
-    Args:
-        config: `ml_collections.ConfigDict`.
-        examples: int, number of private examples.
-
-    Returns:
-        The config, or a copy with the settings of the recipe.
-
-    Raises:
-        ValueError: if the recipe does not fit the config.
-    """
-    if config.recipe is None:
-        return config
-    choose({"full_batch": None}, config.recipe, "a recipe")
-    if config.epsilon is None:
-        raise ValueError(
-            "Expected an epsilon with a recipe, which chooses its settings by "
-            "it, got a noise_multiplier alone."
-        )
-    head = _construct(
-        heads.FullBatch,
-        config.recipe_kwargs,
-        "the recipe",
-        examples,
-        config.epsilon,
-        config.delta,
-    )
-    config = config.copy_and_resolve_references()
-    with config.unlocked():
-        config.optimizer = "DPSGD"
-        config.inner_optimizer = "SGD"
-        config.inner_optimizer_kwargs = {"momentum": head.momentum}
-        config.learning_rate = head.learning_rate / head.l2_norm_clip
-        config.l2_norm_clip = head.l2_norm_clip
-        config.accountant = "pld"
-        config.batch_size = examples
-        config.microbatch_size = min(examples, clipping.LARGEST_MICROBATCH)
-        config.epochs = head.steps
-    return config
 
 
 def _load_weights(model, path):
@@ -218,15 +173,13 @@ def subspace(config, loaded):
     kinds = {name: getattr(subspaces, name) for name in _SUBSPACES}
     kind = choose(kinds, config.subspace, "a subspace")
     if config.subspace == "FixedSubspace":
-        return _construct(
-            _fixed_subspace, config.subspace_kwargs, kind.__name__
-        )
+        return construct(_fixed_subspace, config.subspace_kwargs, kind.__name__)
     public, scales = (), {}
     if config.subspace == "PublicSubspace":
         public = public_examples(config, loaded)
         if config.whiten is not None:
             scales = {"whiten": config.whiten}
-    return _construct(
+    return construct(
         kind, config.subspace_kwargs, config.subspace, *public, **scales
     )
 
@@ -288,7 +241,7 @@ def inner_optimizer(config, steps):
     schedule = choose(
         _SCHEDULES, config.learning_rate_schedule, "a learning rate schedule"
     )
-    return _construct(
+    return construct(
         inner,
         config.inner_optimizer_kwargs,
         config.inner_optimizer,
@@ -317,7 +270,7 @@ def private_optimizer(config, batches, subspace=None):
     own = _subspace_arguments(config, mechanism, subspace, batches)
 
     def make(noise_multiplier):
-        return _construct(
+        return construct(
             mechanism,
             config.optimizer_kwargs,
             config.optimizer,
@@ -429,7 +382,7 @@ def recorders(config, folder, loaded):
         "private_spectrum": lambda: callbacks.PrivateSpectrumRecorder(
             *private, folder / "private_spectrum.npz", epochs=spread
         ),
-        "private_gradients": lambda: _construct(
+        "private_gradients": lambda: construct(
             callbacks.PrivateGradientRecorder,
             config.private_gradients_kwargs,
             "PrivateGradientRecorder",
@@ -443,14 +396,3 @@ def recorders(config, folder, loaded):
             "none. Leave the recorder out."
         )
     return [make() for make in chosen]
-
-
-def _construct(function, kwargs, name, *args, **own):
-    """Calls a function with arguments from a config, which may not fit it."""
-    try:
-        return function(*args, **own, **kwargs.to_dict())
-    except TypeError as error:
-        raise ValueError(
-            f"Expected arguments of {name} in the config, got "
-            f"{kwargs.to_dict()}: {error}."
-        ) from error

@@ -26,6 +26,7 @@ from tf_dpsub.launchers.terminal import durations, progress_bar
 from tf_dpsub.launchers.training import (
     config_checks,
     objects,
+    recipes,
     resumption,
     run_directory,
     run_recorder,
@@ -147,7 +148,7 @@ class _Run:
         keras.utils.set_random_seed(config.seed)
         keras.config.set_dtype_policy(config.dtype_policy)
         loaded = objects.dataset(config)
-        config = objects.with_recipe(config, len(loaded.y_train))
+        config = recipes.with_recipe(config, len(loaded.y_train))
         self._config = config
         with strategy.scope():
             plain = objects.plain_model(config, loaded)
@@ -317,6 +318,9 @@ class _Run:
                 f"{1 / self._batches.examples:.3g}: publishing one example "
                 "drawn at random would satisfy it"
             )
+        advice = recipes.advice(config, self._loaded, epsilon)
+        if advice is not None:
+            lines["advice"] = advice
         if config.subspace is not None:
             lines["subspace"] = ", ".join(
                 [config.subspace, *optimizer.public_state.notes]

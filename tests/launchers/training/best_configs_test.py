@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tf_dpsub import heads
-from tf_dpsub.launchers.training import objects, training_run
+from tf_dpsub.launchers.training import objects, recipes, training_run
 
 _NAMES = ("cifar10", "fashion_mnist", "mnist")
 
@@ -33,25 +33,12 @@ def public_data(tmp_path_factory):
 
 @pytest.mark.parametrize("name", _NAMES)
 def test_recipe(name):
-    config = objects.with_recipe(_config(name), 50_000)
+    config = recipes.with_recipe(_config(name), 50_000)
     head = heads.FullBatch(50_000, config.epsilon, config.delta)
     assert (config.batch_size, config.epochs) == (50_000, head.steps)
     rate = head.learning_rate / head.l2_norm_clip
     assert config.learning_rate == pytest.approx(rate)
     assert config.accountant == "pld"
-
-
-def test_settings_of_a_recipe():
-    config = _config("mnist")
-    config.recipe_kwargs = {"steps": 5, "learning_rate": 2.0}
-    config = objects.with_recipe(config, 1000)
-    assert (config.epochs, config.learning_rate) == (5, pytest.approx(20))
-
-
-def test_a_config_without_a_recipe_stays():
-    config = _config("mnist")
-    config.recipe = None
-    assert objects.with_recipe(config, 1000) is config
 
 
 @pytest.mark.slow
@@ -82,22 +69,6 @@ def _first(load, count):
         )
 
     return loaded
-
-
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        ({"recipe": "half_batch"}, "Did you mean 'full_batch'"),
-        ({"epsilon": None, "noise_multiplier": 1.0}, "epsilon with a recipe"),
-        ({"recipe_kwargs": {"rate": 1.0}}, "the recipe in the config"),
-    ],
-)
-def test_errors(changes, message):
-    config = _config("mnist")
-    for name, value in changes.items():
-        setattr(config, name, value)
-    with pytest.raises(ValueError, match=message):
-        objects.with_recipe(config, 1000)
 
 
 def test_no_public_images():

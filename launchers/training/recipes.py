@@ -1,0 +1,95 @@
+"""What a config leaves to a recipe, and which recipe it should have had."""
+
+from tf_dpsub import heads
+from tf_dpsub.launchers.training.config_checks import choose, construct
+from tf_dpsub.primitives import clipping
+
+# Below this epsilon, noise hides the features that a model would have to learn.
+_LEAST_EPSILON_FROM_SCRATCH = 1.0
+# Configs of configs/best, by data set.
+_RECIPES = {
+    "cifar10": "cifar10",
+    "fashion_mnist": "fashion_mnist",
+    "mnist": "mnist",
+}
+
+
+def with_recipe(config, examples):
+    """Fills a config in as its recipe says.
+
+    Args:
+        config: `ml_collections.ConfigDict`.
+        examples: int, number of private examples.
+
+    Returns:
+        The config, or a copy with the settings of the recipe.
+
+    Raises:
+        ValueError: if the recipe does not fit the config.
+    """
+    if config.recipe is None:
+        return config
+    choose({"full_batch": None}, config.recipe, "a recipe")
+    if config.epsilon is None:
+        raise ValueError(
+            "Expected an epsilon with a recipe, which chooses its settings by "
+            "it, got a noise_multiplier alone."
+        )
+    head = construct(
+        heads.FullBatch,
+        config.recipe_kwargs,
+        "the recipe",
+        examples,
+        config.epsilon,
+        config.delta,
+    )
+    config = config.copy_and_resolve_references()
+    with config.unlocked():
+        config.optimizer = "DPSGD"
+        config.inner_optimizer = "SGD"
+        config.inner_optimizer_kwargs = {"momentum": head.momentum}
+        config.learning_rate = head.learning_rate / head.l2_norm_clip
+        config.l2_norm_clip = head.l2_norm_clip
+        config.accountant = "pld"
+        config.batch_size = examples
+        config.microbatch_size = min(examples, clipping.LARGEST_MICROBATCH)
+        config.epochs = head.steps
+    return config
+
+
+def advice(config, loaded, epsilon: float) -> str | None:
+    """Names a recipe for who trains a model from scratch through much noise.
+
+    Args:
+        config: `ml_collections.ConfigDict`.
+        loaded: `tf_dpsub.data.Dataset`.
+        epsilon: float, of the whole run.
+
+    Returns:
+        A string; None where there is nothing to say.
+    """
+    is_image = not loaded.is_text and len(loaded.input_shape) == 3
+    is_pretrained = any(
+        (
+            config.model == "feature_classifier",
+            config.initial_weights is not None,
+            {"preset", "folder"} & set(config.model_kwargs),
+        )
+    )
+    if (
+        epsilon >= _LEAST_EPSILON_FROM_SCRATCH
+        or is_pretrained
+        or not (is_image or loaded.is_text)
+    ):
+        return None
+    recipe = _RECIPES.get(config.dataset)
+    cure = (
+        f"--config=configs/best/{recipe}.py"
+        if recipe
+        else "docs/frozen_features.md"
+    )
+    return (
+        f"{config.model} learns from scratch, which at ε = {epsilon:.2g} "
+        "leaves it far behind a private head on features that cost no "
+        f"privacy: try {cure}"
+    )
