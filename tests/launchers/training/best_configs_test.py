@@ -10,7 +10,7 @@ import pytest
 from tf_dpsub import heads
 from tf_dpsub.launchers.training import objects, recipes, training_run
 
-_NAMES = ("cifar10", "fashion_mnist", "mnist")
+_NAMES = ("cifar10", "digits", "fashion_mnist", "mnist", "sst2")
 
 
 def _config(name, public_data=None):
