@@ -208,6 +208,35 @@ def test_features_that_read_a_metric_raise(data):
     assert model.kept_features is None
 
 
+@pytest.mark.parametrize("mixes", [False, True])
+def test_an_id_out_of_range_contributes_nothing(mixes):
+    class Tokens(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            initializer = keras.initializers.GlorotUniform(0)
+            self.embedding = keras.layers.Embedding(
+                9, 4, embeddings_initializer=initializer
+            )
+
+        def build(self, input_shape):
+            self.embedding.build(input_shape)
+
+        def call(self, inputs):
+            features = keras.ops.mean(self.embedding(inputs), 1)
+            # Then they are computed one example at a time.
+            return features + 0 * keras.ops.mean(features, 0) * mixes
+
+    x = np.random.default_rng(0).integers(9, size=(_N, 2)).astype("int32")
+    x[7] = [3, 4711]
+    classifier = tf_dpsub.models.feature_classifier
+    model = _private(classifier(Tokens(), 2, (2,)), 0.0, batch_size=_N)
+    features = kept_features.for_run(model, x)
+    (kept,) = features.of(x)[kept_features.KEY]
+    assert np.isnan(kept[7]).all() and np.isfinite(np.delete(kept, 7, 0)).all()
+    history = model.fit(x, x[:, 0] % 2, epochs=1, verbose=0)
+    assert history.history["dropped"] == [1.0]
+
+
 def test_features_that_store_an_example_raise(data):
     """The features of each example would hold those of earlier ones."""
 

@@ -70,7 +70,7 @@ def _backbone():
     return keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
 
 
-@pytest.mark.parametrize("part", ["layer", "features"])
+@pytest.mark.parametrize("part", ["layer", "features", "cut"])
 def test_weights_within_another_model(part):
     """They tell of the examples, whichever model holds them now."""
     backbone, (x, y) = _backbone(), _data(60, 2)
@@ -78,8 +78,11 @@ def test_weights_within_another_model(part):
     tf_dpsub.fit_public(whole, x[:9], y[:9], steps=2)
     if part == "layer":
         plain = keras.Sequential([backbone, keras.layers.Dense(2)])
-    else:
+    elif part == "features":
         plain = tf_dpsub.models.feature_classifier(backbone, 2)
+    else:
+        outputs = keras.layers.Dense(2)(whole.layers[0].outputs[0])
+        plain = keras.Model(whole.layers[0].inputs, outputs)
     del whole, backbone
     model = _private(plain)
     with pytest.raises(ValueError, match="fit_public"):
