@@ -2,6 +2,7 @@ import keras
 import numpy as np
 import pytest
 
+import tf_dpsub
 from tf_dpsub import models
 
 
@@ -79,3 +80,32 @@ def test_unknown_input_shape():
 def test_no_layer():
     with pytest.raises(ValueError, match="Keras layer"):
         models.feature_classifier(np.mean, 2, (3,))
+
+
+def _fitted(features, images):
+    model = tf_dpsub.make_private(models.feature_classifier(features, 3))
+    head = tf_dpsub.heads.FullBatch(len(images), 1e3, 1e-5, steps=1)
+    model.compile(
+        head.optimizer(),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    model.fit(images, np.arange(len(images)) % 3, verbose=0)
+    return model
+
+
+def test_private_images_among_the_public_ones_raise(public, features):
+    with pytest.raises(ValueError, match="those that features are made of"):
+        _fitted(features, public[:5])
+
+
+def test_public_images_are_named(public, features):
+    model = _fitted(features, public[:5] / 2)
+    statement = " ".join(model.privacy_statement(1e-5).split())
+    assert "examples that features are made of (none equals" in statement
+
+
+def test_private_images_that_are_allowed_are_not_covered(public):
+    features = models.image_features(public, rank=3, allow_private=True)
+    model = _fitted(features, public[:5])
+    statement = " ".join(model.privacy_statement(1e-5).split())
+    assert "the private examples that features are made of" in statement

@@ -9,7 +9,7 @@ from tests.models.checkpoints import write
 from tf_dpsub import models
 
 TEXTS = ["good film", "bad", "a film e good good good good", "good", "bad a e"]
-PUBLIC = ["good", "bad film", "a", "e film a good", "film", "bad bad"]
+PUBLIC = ["e", "bad film", "a", "e film a good", "film", "bad bad"]
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +92,17 @@ def test_training_and_saving(build, tmp_path):
     loaded = keras.models.load_model(tmp_path / "model.keras", compile=False)
     found = loaded.predict(TEXTS, verbose=0)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_private_texts_among_the_public_ones_raise(build):
+    private = tf_dpsub.make_private(build(public_texts=[*PUBLIC, TEXTS[2]]))
+    head = tf_dpsub.heads.FullBatch(5, epsilon=1e5, delta=1e-5, steps=1)
+    private.compile(
+        head.optimizer(),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    with pytest.raises(ValueError, match="those that features are made of"):
+        private.fit(TEXTS, np.array([1, 0, 1, 1, 0]), verbose=0)
 
 
 def test_pairs_of_texts(build):

@@ -17,7 +17,6 @@ from tf_dpsub.primitives import grid, noise
 from tf_dpsub.primitives.release import SMALLEST_NORM
 from tf_dpsub.training import (
     kept_features,
-    public_training,
     requirements,
     step_errors,
     workers,
@@ -169,7 +168,7 @@ class PrivateRidge:
         model._carried_ledger.end_epoch()
 
     def _charge(self, model, x, examples, assumptions):
-        stated = public_training.stated_start(model, x)
+        stated = requirements.stated_origins(model, x)
         entry = accounting.LedgerEntry(
             mechanism=type(self).__name__,
             noise_multiplier=self.noise_multiplier,

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import keras
 
+from tf_dpsub.data import public_origins
 from tf_dpsub.layers.frozen_features import FrozenFeatures
 from tf_dpsub.layers.patch_dictionary import PatchDictionary
 from tf_dpsub.layers.public_statistics import (
@@ -11,6 +12,8 @@ from tf_dpsub.layers.public_statistics import (
     PublicProjection,
 )
 from tf_dpsub.layers.scattering2d import Scattering2D
+
+PURPOSE = "that features are made of"
 
 
 def feature_classifier(
@@ -65,6 +68,7 @@ def image_features(
     words: int = 400,
     rank: int | None = None,
     whiten: float = 1.0,
+    allow_private: bool = False,
     seed: int | None = None,
 ):
     """Builds features of images from public images, without labels.
@@ -75,7 +79,8 @@ def image_features(
     Public images may be of another kind than the private ones.
 
     Formal guarantees: features are functions of one image and of public images.
-    They cost no privacy.
+    They cost no privacy. `fit` compares these with the private images, unless
+    the model was loaded from a file.
 
     Args:
         public_images: array `[images, height, width, channels]`, colours in
@@ -88,6 +93,9 @@ def image_features(
             `None`, all features.
         whiten: float in [0, 1], exponent by which public variances are divided
             out, with a rank. Defaults to `1.0`.
+        allow_private: bool, whether some of the public images may be private
+            ones. The statement then says that epsilon does not cover these.
+            Defaults to `False`.
         seed: int, of the dictionary. Defaults to `None`, fresh entropy.
 
     Returns:
@@ -121,7 +129,11 @@ def image_features(
         features = PublicProjection.from_features(public, rank, whiten=whiten)(
             features
         )
-    return keras.Model(inputs, features, name="image_features")
+    model = keras.Model(inputs, features, name="image_features")
+    public_origins.remember(
+        public_images, model.weights, PURPOSE, allow_private=allow_private
+    )
+    return model
 
 
 def _inputs(features, input_shape):

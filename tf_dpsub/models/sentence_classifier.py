@@ -1,7 +1,9 @@
 """A private head on texts: mean hidden states of a pretrained encoder."""
 
 from tf_dpsub import extras
+from tf_dpsub.data import public_origins
 from tf_dpsub.models import hugging_face, language_models
+from tf_dpsub.models.feature_classifier import PURPOSE
 
 _MAKERS = {
     "bert": language_models.bert_classifier,
@@ -19,6 +21,7 @@ def sentence_classifier(
     sequence_length: int = 64,
     rank: int | None = None,
     whiten: float = 0.5,
+    allow_private: bool = False,
 ):
     """Builds a linear classifier on features of texts that are not trained.
 
@@ -28,7 +31,8 @@ def sentence_classifier(
     those of private texts once, at a width close to the length of each.
 
     Formal guarantees: features are functions of one text, of the pretrained
-    weights and of public texts. They cost no privacy.
+    weights and of public texts. They cost no privacy. `fit` compares these with
+    the private texts, unless the model was loaded from a file.
 
     Args:
         input_shape: tuple, `()` if an input is one text, `(2,)` if it is a
@@ -46,6 +50,9 @@ def sentence_classifier(
             `None`, all features.
         whiten: float in [0, 1], exponent by which public variances are divided
             out, with a rank. Defaults to `0.5`.
+        allow_private: bool, whether some of the public texts may be private
+            ones. The statement then says that epsilon does not cover these.
+            Defaults to `False`.
 
     Returns:
         A `keras_hub.models.Task` from texts to logits `[batch, num_classes]`,
@@ -98,7 +105,7 @@ def sentence_classifier(
         )
     else:
         tokens = plain.preprocessor(texts)
-    return SentenceClassifier(
+    model = SentenceClassifier(
         plain.backbone,
         num_classes,
         rank,
@@ -106,3 +113,11 @@ def sentence_classifier(
         preprocessor=plain.preprocessor,
         public_tokens=tokens,
     )
+    public_origins.remember(
+        tokens,
+        model.get_layer("features").features.public_statistics,
+        PURPOSE,
+        allow_private=allow_private,
+        are_preprocessed=True,
+    )
+    return model

@@ -24,6 +24,9 @@ class SentenceFeatures(keras.Model):
         whiten: float, exponent of the public variances, with a rank.
         public_tokens: dict of arrays, inputs of the backbone that are public.
             Defaults to `None`: what is computed from them is loaded later.
+
+    Attributes:
+        public_statistics: list of variables, computed from public tokens.
     """
 
     def __init__(self, backbone, rank, whiten, public_tokens=None):
@@ -48,6 +51,15 @@ class SentenceFeatures(keras.Model):
         if projection is not None:
             features = projection(features)
         super().__init__(inputs, features, name="sentence_features")
+
+    @property
+    def public_statistics(self):
+        return [
+            variable
+            for layer in self.layers
+            if isinstance(layer, (PublicNormalization, PublicProjection))
+            for variable in layer.weights
+        ]
 
     def groups_of_like_length(self, x):
         """Rows of like lengths, cut to a common width.

@@ -1,9 +1,6 @@
 """Training on public examples, before private training."""
 
-import dataclasses
-import weakref
 from collections.abc import Callable
-from typing import Any
 
 import keras
 import numpy as np
@@ -11,37 +8,12 @@ import tensorflow as tf
 from keras import tree
 
 from tf_dpsub.checks import check_count, check_positive, check_seed
-from tf_dpsub.data import overlap
+from tf_dpsub.data import public_origins
 
 _WEIGHT_DECAY = 1e-2
 
 
-@dataclasses.dataclass(frozen=True)
-class _Start:
-    """Public examples, and the weights that were trained on them.
-
-    Attributes:
-        inputs: structure of arrays.
-        allow_private: bool, whether they may be private ones as well.
-        weights: list of weak references to variables.
-    """
-
-    inputs: Any
-    allow_private: bool
-    weights: list
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether a weight is left that was trained on them."""
-        return any(weight() is not None for weight in self.weights)
-
-    def trained(self, model) -> bool:
-        """Returns whether a model has one of the weights."""
-        weights = {id(weight) for weight in model.weights}
-        return any(id(weight()) in weights for weight in self.weights)
-
-
-_starts: list[_Start] = []
+_PURPOSE = "that the weights were trained on before"
 
 
 def fit_public(
@@ -113,8 +85,7 @@ def fit_public(
             "them needs these. Unlabelled ones can make features "
             "(`tf_dpsub.models.image_features`) or a subspace."
         )
-    # Copies: what is compared with private data has to be what is used.
-    x, y = tree.map_structure(np.array, (x, y))
+    x, y = tree.map_structure(np.asarray, (x, y))
     counts = {len(array) for array in tree.flatten((x, y))}
     if len(counts) != 1 or 0 in counts:
         raise ValueError(
@@ -140,8 +111,9 @@ def fit_public(
     augment = _augmentation(augmentation)
     if augment is not None:
         batches = batches.map(lambda x, y: (augment(x), y))
-    _starts[:] = [start for start in _starts if start.is_alive]
-    _starts.append(_Start(x, bool(allow_private), _trained_weights(model)))
+    public_origins.remember(
+        x, _trained_weights(model), _PURPOSE, allow_private=allow_private
+    )
     return model.fit(
         batches.prefetch(2),
         steps_per_epoch=steps,
@@ -149,47 +121,6 @@ def fit_public(
         shuffle=False,
         verbose=verbose,
     )
-
-
-def stated_start(model, inputs) -> dict:
-    """States which public examples the weights were trained on.
-
-    Args:
-        model: `PrivateModel`.
-        inputs: private inputs, as `overlap.count_common` takes them; None where
-            they cannot be compared.
-
-    Returns:
-        dict of `notes` and `uncovered`, fields of the ledger's entry.
-
-    Raises:
-        ValueError: if some of them are private, and may not be.
-    """
-    notes, uncovered = [], []
-    for start in _starts:
-        if not start.trained(model.model):
-            continue
-        count = len(tree.flatten(start.inputs)[0])
-        note = f"{count} examples that the weights were trained on before"
-        if inputs is None:
-            notes.append(f"{note}, unchecked")
-            continue
-        public = model.preprocessed((start.inputs,))[0]
-        if not overlap.count_common(public, inputs):
-            notes.append(f"{note} (none equals a private one)")
-        elif start.allow_private:
-            notes.append(note)
-            uncovered.append(
-                "the private examples that the weights were trained on before"
-            )
-        else:
-            raise ValueError(
-                "Expected public examples that are not private, got some of "
-                "the private ones among those that `fit_public` trained on: "
-                "the guarantee would not cover them. Take them out of either, "
-                "or state it by `fit_public(..., allow_private=True)`."
-            )
-    return {"notes": tuple(notes), "uncovered": tuple(uncovered)}
 
 
 def _check_model(model):
@@ -209,9 +140,9 @@ def _check_model(model):
 
 
 def _trained_weights(model):
-    """Weak references to what `fit` of a plain model changes."""
+    """What `fit` of a plain model changes."""
     return [
-        weakref.ref(variable)
+        variable
         for layer in model._flatten_layers()
         if layer.trainable
         for variable in (

@@ -7,14 +7,13 @@ import keras
 import tensorflow as tf
 from keras.src.callbacks.monitor_callback import MonitorCallback
 
-from tf_dpsub.data import overlap
+from tf_dpsub.data import overlap, public_origins
 from tf_dpsub.layers import (
     PatchDictionary,
     PublicNormalization,
     PublicProjection,
 )
 from tf_dpsub.models import batch_normalization
-from tf_dpsub.training import public_training
 
 # Environment variables, and values of them that leave float32 as it is.
 _NARROWING = (
@@ -417,11 +416,49 @@ def stated_overlap(model, x) -> dict:
     Raises:
         ValueError: if they have examples in common, and may not.
     """
-    fields = public_training.stated_start(model, x)
+    fields = stated_origins(model, x)
     of_optimizer = _stated_overlap_of_optimizer(model, x)
     return {
         name: (*fields[name], *of_optimizer.get(name, ())) for name in fields
     }
+
+
+def stated_origins(model, inputs) -> dict:
+    """States which public examples weights were computed from.
+
+    Args:
+        model: `PrivateModel`.
+        inputs: private inputs, as `overlap.count_common` takes them; None where
+            they cannot be compared.
+
+    Returns:
+        dict of `notes` and `uncovered`, fields of the ledger's entry.
+
+    Raises:
+        ValueError: if some of them are private, and may not be.
+    """
+    notes, uncovered = [], []
+    for origin in public_origins.origins_of(model.model):
+        note = f"{origin.examples} examples {origin.purpose}"
+        if inputs is None:
+            notes.append(f"{note}, unchecked")
+            continue
+        public = origin.inputs
+        if not origin.are_preprocessed:
+            public = model.preprocessed((public,))[0]
+        if not overlap.count_common(public, inputs):
+            notes.append(f"{note} (none equals a private one)")
+        elif origin.allow_private:
+            notes.append(note)
+            uncovered.append(f"the private examples {origin.purpose}")
+        else:
+            raise ValueError(
+                "Expected public examples that are not private, got some of "
+                f"the private ones among those {origin.purpose}: the "
+                "guarantee would not cover them. Take them out of either, or "
+                "state it by `allow_private=True` where they were given."
+            )
+    return {"notes": tuple(notes), "uncovered": tuple(uncovered)}
 
 
 def _stated_overlap_of_optimizer(model, x):
