@@ -99,7 +99,7 @@ $(JAX)/installed: Makefile
 
 demo: $(VENV)/usable
 	rm -rf out/demo
-	$(RUN) launchers/train.py --config=configs/digits_dpsgd.py \
+	$(RUN) launchers/train.py --config=configs/best/digits.py \
 		--workdir=out/demo
 
 test: environment

@@ -24,7 +24,7 @@ from tf_dpsub.primitives.public_state import PublicState
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_mechanism_passes(name):
     audit = audit_of(MECHANISMS[name], name)
-    found = audit.run(steps=800, cases=150, runs=800)
+    found = audit.run(steps=400, cases=80, runs=400)
     failed = [f"{f.check}: {f.detail}" for f in found if not f.passed]
     assert not failed
     assert [f.check for f in found] == CHECKS

@@ -238,8 +238,9 @@ class TestFit:
         )
         accuracy = keras.metrics.SparseCategoricalAccuracy(name="accuracy")
         model = private(plain, optimizer, metrics=[accuracy])
-        with pytest.warns(UserWarning, match="got 3 equal ones"):
+        with pytest.warns(UserWarning, match="got 3 equal ones") as warned:
             history = model.fit(X, Y, views=3, epochs=2, verbose=0).history
+        assert warned[0].filename == __file__
         reference = fit_plainly(expected, keras.optimizers.SGD(0.1), 2)
         assert_same_weights(plain, expected)
         for name in ("loss", "accuracy"):

@@ -122,7 +122,8 @@ def warn_of_equal_views(model, batches):
             "`PoissonBatches(..., map=...)`, by an argument `seed` or random "
             "layers of Keras; or put such layers, as "
             "`keras.layers.RandomFlip`, into the model.",
-            stacklevel=3,
+            # Two decorators of `fit` stand between it and its caller.
+            stacklevel=5,
         )
 
 
