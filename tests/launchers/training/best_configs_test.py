@@ -7,7 +7,9 @@ import json
 import numpy as np
 import pytest
 
-from tf_dpsub import heads
+from tests.models.checkpoints import write
+from tf_dpsub import data, heads
+from tf_dpsub.data import public_origins
 from tf_dpsub.launchers.training import objects, recipes, training_run
 
 _NAMES = ("cifar10", "digits", "fashion_mnist", "mnist", "sst2")
@@ -69,6 +71,38 @@ def _first(load, count):
         )
 
     return loaded
+
+
+def test_sentences_are_scaled_by_the_lines_of_a_file(tmp_path):
+    """What random words are scaled by shows in the model that is built."""
+    (tmp_path / "texts.txt").write_text("good\nbad film\na e\nfilm e a\n")
+    config = _config("sst2", str(tmp_path / "texts.txt"))
+    config.model_kwargs = {
+        "folder": str(write(tmp_path, "bert")),
+        "sequence_length": 12,
+        "rank": 2,
+    }
+    texts = np.array(["good film", "bad"], object)
+    loaded = data.Dataset(
+        name=config.dataset,
+        x_train=texts,
+        y_train=np.array([1, 0]),
+        x_public=texts[:0],
+        y_public=np.array([], int),
+        x_test=texts,
+        y_test=np.array([1, 0]),
+        num_classes=2,
+    )
+    model = objects.plain_model(config, loaded)
+    (origin,) = public_origins.origins_of(model)
+    assert origin.examples == 4
+    assert model(model.preprocessor(list(texts))).shape == (2, 2)
+    config.public_examples = 3
+    (origin,) = public_origins.origins_of(objects.plain_model(config, loaded))
+    assert origin.examples == 3
+    config.public_data = None
+    with pytest.raises(ValueError, match="or of a file with texts"):
+        objects.plain_model(config, loaded)
 
 
 def test_no_public_images():
