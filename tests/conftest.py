@@ -74,6 +74,7 @@ def same_entropy():
         patch.setattr(secrets, "randbits", _ENTROPY.getrandbits)
         patch.setattr(secrets, "token_bytes", _ENTROPY.randbytes)
         yield
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -85,6 +86,9 @@ def fresh_module(same_entropy):
         # What was compiled of functions that are gone takes memory.
         sys.modules["keras"].utils.clear_session(free_memory=False)
     gc.collect()
+    # What is still there belongs to libraries, most of it for ever: looking
+    # through it at each collection would take a tenth of the suite.
+    gc.freeze()
     if sys.platform == "linux":
         ctypes.CDLL(None).malloc_trim(0)
 

@@ -1,5 +1,6 @@
 """The choice of an implementation, and its line in the log."""
 
+import dataclasses
 import logging.handlers
 
 import keras
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tf_dpsub
 from tf_dpsub import gradients
 from tf_dpsub.gradients import selection
 
@@ -210,3 +212,105 @@ def test_the_crash_of_onednn_is_avoided():
     attended = L.MultiHeadAttention(2, 4)(inputs, inputs)
     model = keras.Model(inputs, L.Dense(3)(attended))
     assert _select(model, (7, 5), requested="vectorized_map") == "map_fn"
+
+
+class TestAGraphThatPassedBefore:
+    """It is not checked again: checking takes a third of a first step."""
+
+    @pytest.fixture(autouse=True)
+    def none_passed_yet(self, monkeypatch):
+        monkeypatch.setattr(selection, "_CHECKED", {})
+
+    def traces(self, *layers, power=2, frozen=0, rows=4, states=()):
+        """How often the check of a model traces its loss."""
+        model = _model((3,), *layers)
+        for layer in model.layers[:frozen]:
+            layer.trainable = False
+        traced = []
+
+        def loss_fn(batch):
+            traced.append(batch)
+            outputs = model(batch, training=True)
+            return tf.reduce_mean(outputs**power, 1), outputs
+
+        spec = tf.TensorSpec([rows, 3])
+        forward = selection.forward_pass(loss_fn, spec, list(states))
+        traced.clear()
+        chosen = selection.select_implementation(
+            loss_fn,
+            spec,
+            model.trainable_variables,
+            may_read=gradients.Sources([*model.variables, *states]),
+            forward=forward,
+        )
+        assert chosen == "graph"
+        return len(traced)
+
+    def test_the_same_model_built_again(self):
+        first, second = (
+            self.traces(L.Dense(4, "relu"), L.Dense(2)) for _ in range(2)
+        )
+        assert (first, second) == (2, 0)
+
+    @pytest.mark.parametrize(
+        "layers, kwargs",
+        [
+            ((L.Dense(4, "tanh"), L.Dense(2)), {}),
+            ((L.Dense(5, "relu"), L.Dense(2)), {}),
+            ((L.Dense(4, "relu"), L.Dense(2)), {"power": 3}),
+            ((L.Dense(4, "relu"), L.Dense(2)), {"frozen": 1}),
+            ((L.Dense(4, "relu"), L.Dense(2)), {"rows": 6}),
+            ((L.Dense(4, "relu"), L.Dense(2, use_bias=False)), {}),
+        ],
+    )
+    def test_another_one(self, layers, kwargs):
+        self.traces(L.Dense(4, "relu"), L.Dense(2))
+        assert self.traces(*layers, **kwargs) == 2
+
+    def test_constants_count(self):
+        for scale in (0.5, 0.25):
+            assert self.traces(L.Rescaling(scale), L.Dense(2)) == 2
+
+    @pytest.mark.parametrize("effect", ["draws", "calls_python"])
+    def test_what_the_graph_does_not_tell_is_always_checked(self, effect):
+        model = _model((3,), L.Dense(2))
+        forward = selection.forward_pass(
+            lambda x: (tf.reduce_mean(model(x), 1), x),
+            tf.TensorSpec([4, 3]),
+            [],
+        )
+        known = model.trainable_variables, gradients.Sources(model.variables)
+        assert len(forward.fingerprint(*known)) == 32
+        forward = dataclasses.replace(forward, **{effect: True})
+        assert forward.fingerprint(*known) is None
+
+    def test_one_whose_walk_is_wrong(self, monkeypatch):
+        with monkeypatch.context() as patch:
+            patch.setitem(selection._TOLERANCE, "float32", -1.0)
+            with pytest.raises(AssertionError):
+                self.traces(L.Dense(2))
+        assert self.traces(L.Dense(2)) == 2
+
+    def test_seeds_are_used_as_before(self):
+        uses = []
+        for _ in range(2):
+            model = tf_dpsub.make_private(
+                _model((3,), L.Dense(2), L.Dropout(0.5), L.Dense(1))
+            )
+            model.compile(
+                tf_dpsub.optimizers.DPSGD(
+                    "sgd", l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=4
+                ),
+                "mse",
+            )
+            model.prepare_training(
+                {
+                    "x": tf.TensorSpec([None, 3]),
+                    "y": tf.TensorSpec([None, 1]),
+                    "real": tf.TensorSpec([None]),
+                }
+            )
+            uses.append(model.training_step._may_read.uses)
+            assert model.training_step.is_random
+        assert uses == [{0: "each"}] * 2
+        assert len(selection._CHECKED) == 1

@@ -249,7 +249,7 @@ class TestData:
 
     def test_train_on_batch_with_both_weights(self):
         model = private(linear(), dpsgd())
-        with pytest.raises(ValueError, match="class_weight or sample_weight"):
+        with pytest.raises(ValueError, match="without sample_weight. Put"):
             model.train_on_batch(X, Y, W, class_weight={0: 1, 1: 1, 2: 2})
 
     def test_lengths_that_are_not_known(self):

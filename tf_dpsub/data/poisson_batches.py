@@ -251,7 +251,10 @@ class PoissonBatches:
         shard_examples = len(range(index, self.examples, replicas))
         chunk = self._quantile(replicas) + 1
 
+        # Neither has control flow of Python's to convert, which takes long.
+        @tf.autograph.experimental.do_not_convert
         def indices(key):
+            @tf.autograph.experimental.do_not_convert
             def draw(step):
                 drawn = _draw(
                     shard_examples, self.sampling_rate, key[:2], step, chunk
@@ -282,6 +285,9 @@ class PoissonBatches:
                 for name, part in parts.items()
             }
 
+        if self._map is None:
+            # Control flow of a user's `map` is converted.
+            batch = tf.autograph.experimental.do_not_convert(batch)
         infinite = tf.data.experimental.assert_cardinality(
             tf.data.INFINITE_CARDINALITY
         )
@@ -308,6 +314,7 @@ class PoissonBatches:
             )
             return sequence.generate_state(numbers, np.uint64).view(np.int64)
 
+        @tf.autograph.experimental.do_not_convert
         def key(_):
             return tf.ensure_shape(
                 tf.numpy_function(fresh_key, [], tf.int64), [numbers]

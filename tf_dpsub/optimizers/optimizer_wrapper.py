@@ -1,6 +1,7 @@
 """An optimizer around another one, as Keras expects it."""
 
 import keras
+import tensorflow as tf
 
 
 class OptimizerWrapper(keras.optimizers.Optimizer):
@@ -11,15 +12,28 @@ class OptimizerWrapper(keras.optimizers.Optimizer):
 
     Args:
         optimizer: Keras optimizer, or its name.
+        ema_warmup: bool, whether the momentum of the inner optimizer's moving
+            average of the weights grows to its value. Defaults to `False`.
         name: string. Defaults to `None`.
 
     Raises:
-        ValueError: if `optimizer` is a wrapper itself, or scales the loss.
+        ValueError: if `optimizer` is a wrapper itself, scales the loss, or has
+            no moving average to warm up.
     """
 
-    def __init__(self, optimizer, *, name: str | None = None):
+    def __init__(
+        self, optimizer, *, ema_warmup: bool = False, name: str | None = None
+    ):
         super().__init__(learning_rate=0.0, name=name)
-        self.inner_optimizer = _checked_inner(optimizer)
+        self.inner_optimizer = inner = _checked_inner(optimizer)
+        if ema_warmup and not inner.use_ema:
+            raise ValueError(
+                "Expected an inner optimizer with a moving average for "
+                "ema_warmup=True, got use_ema=False. Pass "
+                f"`{type(inner).__name__}(..., use_ema=True, "
+                "ema_momentum=0.99)`."
+            )
+        self.ema_warmup = bool(ema_warmup)
 
     def build(self, variables):
         self.inner_optimizer.build(variables)
@@ -57,6 +71,24 @@ class OptimizerWrapper(keras.optimizers.Optimizer):
     def finalize_variable_values(self, var_list):
         self.inner_optimizer.finalize_variable_values(var_list)
 
+    def apply_inner(self, gradients: list):
+        """Lets the inner optimizer take a step.
+
+        Args:
+            gradients: list of tensors, one for each trainable variable.
+        """
+        inner = self.inner_optimizer
+        momentum = inner.ema_momentum
+        if self.ema_warmup:
+            steps = tf.cast(tf.convert_to_tensor(self.iterations), tf.float32)
+            inner.ema_momentum = tf.minimum(
+                momentum, (1 + steps) / (10 + steps)
+            )
+        try:
+            inner.apply(gradients, self._trainable_variables)
+        finally:
+            inner.ema_momentum = momentum
+
     def apply(self, grads, trainable_variables=None):
         self._refuse()
 
@@ -80,6 +112,7 @@ class OptimizerWrapper(keras.optimizers.Optimizer):
             "optimizer": keras.saving.serialize_keras_object(
                 self.inner_optimizer
             ),
+            "ema_warmup": self.ema_warmup,
             "name": self.name,
         }
 

@@ -1,16 +1,14 @@
 """The base of all private optimizers."""
 
 import abc
-import contextlib
-import difflib
-import inspect
 
 import tensorflow as tf
 
 from tf_dpsub.checks import check_choice, check_count, check_seed
+from tf_dpsub.optimizers import unknown_arguments
 from tf_dpsub.optimizers.optimizer_wrapper import OptimizerWrapper
 from tf_dpsub.primitives import grid, noise
-from tf_dpsub.primitives.clipping import LARGEST_MICROBATCH, Clipping
+from tf_dpsub.primitives.clipping import Clipping, check_microbatch_size
 from tf_dpsub.primitives.public_state import PublicState
 from tf_dpsub.primitives.release import (
     check_privacy,
@@ -62,6 +60,7 @@ class PrivateOptimizer(OptimizerWrapper, abc.ABC):
     Raises:
         ValueError: if an argument is out of range, or if `optimizer` is private
             itself or scales the loss.
+        TypeError: if there is no such argument.
     """
 
     def __init__(
@@ -82,19 +81,14 @@ class PrivateOptimizer(OptimizerWrapper, abc.ABC):
         **unknown,
     ):
         if unknown:
-            raise TypeError(_unknown_argument(type(self), next(iter(unknown))))
-        super().__init__(optimizer, name=name)
+            first = next(iter(unknown))
+            raise TypeError(unknown_arguments.message(type(self), first))
+        super().__init__(optimizer, ema_warmup=ema_warmup, name=name)
         check_privacy(noise_multiplier, l2_norm_clip)
         self._clipping_rule = Clipping(clipping, stability)
         self._clipping_rule.check_clip(l2_norm_clip)
         check_count("batch_size", batch_size)
-        check_count("microbatch_size", microbatch_size, optional=True)
-        if (microbatch_size or 0) > LARGEST_MICROBATCH:
-            raise ValueError(
-                f"Expected microbatch_size <= {LARGEST_MICROBATCH}, got "
-                f"{microbatch_size}: rounding in longer sums would exceed the "
-                "clip."
-            )
+        check_microbatch_size(microbatch_size)
         check_choice("per_example", per_example, PER_EXAMPLE)
         check_seed(seed)
         self._noise_multiplier = float(noise_multiplier)
@@ -104,14 +98,6 @@ class PrivateOptimizer(OptimizerWrapper, abc.ABC):
         self.per_example = per_example
         self._seed = seed
         self.secure_noise = bool(secure_noise)
-        if ema_warmup and not self.inner_optimizer.use_ema:
-            raise ValueError(
-                "Expected an inner optimizer with a moving average for "
-                "ema_warmup=True, got use_ema=False. Pass "
-                f"`{type(self.inner_optimizer).__name__}(..., use_ema=True, "
-                "ema_momentum=0.99)`."
-            )
-        self.ema_warmup = bool(ema_warmup)
         self._public_state = PublicState()
 
     # Public, and frozen: the ledger has recorded them.
@@ -314,25 +300,7 @@ class PrivateOptimizer(OptimizerWrapper, abc.ABC):
             tf.cast(g / replicas if replicas > 1 else g, v.dtype)
             for g, v in zip(gradients, self._trainable_variables)
         ]
-        with self._momentum_of_average():
-            self.inner_optimizer.apply(gradients, self._trainable_variables)
-
-    @contextlib.contextmanager
-    def _momentum_of_average(self):
-        """A context in which the inner optimizer has that of this step."""
-        inner, momentum = (
-            self.inner_optimizer,
-            self.inner_optimizer.ema_momentum,
-        )
-        if self.ema_warmup:
-            steps = tf.cast(tf.convert_to_tensor(self.iterations), tf.float32)
-            inner.ema_momentum = tf.minimum(
-                momentum, (1 + steps) / (10 + steps)
-            )
-        try:
-            yield
-        finally:
-            inner.ema_momentum = momentum
+        self.apply_inner(gradients)
 
     def get_config(self):
         return {
@@ -346,28 +314,7 @@ class PrivateOptimizer(OptimizerWrapper, abc.ABC):
             "per_example": self.per_example,
             "seed": self.seed,
             "secure_noise": self.secure_noise,
-            "ema_warmup": self.ema_warmup,
         }
-
-
-def _unknown_argument(kind, name):
-    """Message about an argument that an optimizer does not have."""
-    wrong = f"{kind.__name__} has no argument {name!r}"
-    # Those of other libraries.
-    if name in ("learning_rate", "lr", "momentum", "weight_decay"):
-        return f"{wrong}: give it to the inner optimizer."
-    if name in ("num_microbatches", "gradient_accumulation_steps"):
-        return f"{wrong}: leave it out, each example is clipped alone."
-    arguments = {
-        parameter
-        for parent in kind.__mro__
-        if issubclass(parent, PrivateOptimizer)
-        for parameter in inspect.signature(parent.__init__).parameters
-    } - {"self", "unknown", "kwargs"}
-    close = difflib.get_close_matches(name, sorted(arguments), n=1)
-    if close:
-        return f"{wrong}. Did you mean {close[0]!r}?"
-    return f"{wrong}. It has {', '.join(sorted(arguments))}."
 
 
 def _is_first_replica():

@@ -6,7 +6,7 @@ import numbers
 
 import tensorflow as tf
 
-from tf_dpsub.checks import check_choice
+from tf_dpsub.checks import check_choice, check_count
 from tf_dpsub.primitives import grid
 from tf_dpsub.primitives.release import SMALLEST_NORM
 
@@ -23,6 +23,23 @@ RULES = ("flat", "automatic", "unit_norm")
 _STABILITY = 0.01
 # Of rules that scale rows up: sums stay far from what float32 holds.
 _LARGEST_CLIP = 1e20
+
+
+def check_microbatch_size(microbatch_size: int | None):
+    """Checks a number of rows that are added up at a time.
+
+    Args:
+        microbatch_size: int, or None for the default.
+
+    Raises:
+        ValueError: if it is out of range.
+    """
+    check_count("microbatch_size", microbatch_size, optional=True)
+    if (microbatch_size or 0) > LARGEST_MICROBATCH:
+        raise ValueError(
+            f"Expected microbatch_size <= {LARGEST_MICROBATCH}, got "
+            f"{microbatch_size}: rounding in longer sums would exceed the clip."
+        )
 
 
 def largest_draw(batch_size):

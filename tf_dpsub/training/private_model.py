@@ -9,7 +9,6 @@ from keras import tree
 
 from tf_dpsub import accounting, interruptions
 from tf_dpsub.checks import check_count
-from tf_dpsub.optimizers.private_optimizer import PrivateOptimizer
 from tf_dpsub.training import (
     carried_ledger,
     execution,
@@ -18,6 +17,7 @@ from tf_dpsub.training import (
     loss_scales,
     microbatches,
     own_loss,
+    preprocessing,
     private_batches,
     private_step,
     requirements,
@@ -206,22 +206,11 @@ class PrivateModel(saving.SavedWithLedger):
             ValueError: if the optimizer is not private, or scales the loss.
         """
         optimizer = keras.optimizers.get(optimizer)
-        if not isinstance(optimizer, PrivateOptimizer):
-            raise ValueError(
-                "Expected a private optimizer, got "
-                f"{type(optimizer).__name__}. Wrap it: "
-                "`tf_dpsub.optimizers.DPSGD(optimizer, l2_norm_clip=..., "
-                "noise_multiplier=..., batch_size=...)`."
-            )
-        if kwargs.pop("auto_scale_loss", False):
-            raise ValueError(
-                "Expected auto_scale_loss=False, got True: a scale that "
-                "follows overflows in the data is not private. float16 losses "
-                "are scaled by a constant."
-            )
+        requirements.check_compile(optimizer, kwargs)
         requirements.check_layers(self.model)
         requirements.require_full_precision()
-        super().compile(optimizer, loss, *args, auto_scale_loss=False, **kwargs)
+        kwargs["auto_scale_loss"] = False
+        super().compile(optimizer, loss, *args, **kwargs)
         self._carried_ledger.begin_counting(optimizer)
         self._tallies = tallies.Tallies(self)
         self._steps = private_step.StepCache(self, self._tallies.dropped)
@@ -343,13 +332,7 @@ class PrivateModel(saving.SavedWithLedger):
             views=views,
             each_example_once_per_epoch=each_example_once_per_epoch,
         )
-        workers.require_same_training(
-            self,
-            batches,
-            epochs=epochs,
-            initial_epoch=initial_epoch,
-            views=views,
-        )
+        workers.require_same_training(self, batches, epochs, initial_epoch)
         stated = requirements.stated(
             self,
             batches.inputs,
@@ -404,19 +387,8 @@ class PrivateModel(saving.SavedWithLedger):
             ValueError: on more than one replica, or if the data do not fit.
         """
         self._assert_compile_called("train_on_batch")
-        replicas = self.distribute_strategy.num_replicas_in_sync
-        if replicas > 1:
-            raise ValueError(
-                "Expected one replica for train_on_batch, got "
-                f"{replicas}: each of them would add the whole batch, and an "
-                "example would count several times. Pass a `tf.data.Dataset` "
-                "of batches to `fit`, which deals them out."
-            )
+        requirements.check_one_replica(self)
         self._carried_ledger.require_all_steps()
-        if class_weight is not None and sample_weight is not None:
-            raise ValueError(
-                "Expected class_weight or sample_weight, got both."
-            )
         sample_weight = loss_scales.weights_of_examples(
             y, class_weight, sample_weight
         )
@@ -454,37 +426,12 @@ class PrivateModel(saving.SavedWithLedger):
 
     # Data.
 
-    def preprocessed(self, data: tuple):
-        """Applies the preprocessing of a keras_hub task, if it has one.
-
-        Args:
-            data: tuple of `x`, `y` and sample weights, or a
-                `tf.data.Dataset` of them.
-
-        Returns:
-            The same.
-        """
-        preprocess = getattr(self.model, "preprocess_samples", None)
-        if preprocess is None:
-            return data
-        if isinstance(data, tuple) and isinstance(data[0], tf.data.Dataset):
-            return (data[0].map(preprocess), *data[1:])
-        if isinstance(data, tf.data.Dataset):
-            return data.map(preprocess)
-        parts = keras.utils.unpack_x_y_sample_weight(data)
-        done = keras.utils.unpack_x_y_sample_weight(preprocess(*parts))
-        return done[: len(data)]
+    def preprocessed(self, data):
+        """Applies the plain model's preprocessing, if it has any."""
+        return preprocessing.preprocessed(self.model, data)
 
     def with_features(self, data):
-        """Replaces inputs by their features while these are kept.
-
-        Args:
-            data: tuple of arrays `x`, and perhaps `y` and sample weights;
-                anything else stays.
-
-        Returns:
-            The same.
-        """
+        """Replaces the inputs of `(x, ...)` by their features, if kept."""
         if self.kept_features is None or not isinstance(data, (tuple, list)):
             return data
         return (self.kept_features.of(data[0]), *data[1:])
@@ -583,14 +530,9 @@ class PrivateModel(saving.SavedWithLedger):
         """
         if not own_loss.has_own_loss(self.model):
             return super().compute_loss(x, y, y_pred, sample_weight, training)
+        data = (x, y, y_pred, sample_weight)
         loss = own_loss.of_batch(
-            self.model,
-            self._compile_loss,
-            x,
-            y,
-            y_pred,
-            sample_weight,
-            training,
+            self.model, self._compile_loss, *data, training
         )
         added = [self._aggregate_additional_loss(part) for part in self.losses]
         return keras.ops.sum([loss, *added])

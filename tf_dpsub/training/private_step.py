@@ -110,6 +110,7 @@ class PrivateStep:
             may_read=self._may_read,
             compute_dtype=model.model.compute_dtype,
             name=model.model.name,
+            forward=forward,
         )
         self._states.share(
             step_states.uses_of(

@@ -14,6 +14,7 @@ from tf_dpsub.layers import (
     PublicProjection,
 )
 from tf_dpsub.models import batch_normalization
+from tf_dpsub.optimizers.private_optimizer import PrivateOptimizer
 
 # Environment variables, and values of them that leave float32 as it is.
 _NARROWING = (
@@ -69,6 +70,49 @@ def check_layers(model):
             "store their statistics. Replace them all: "
             "`tf_dpsub.models.replace_batch_normalization(model)`; or freeze "
             "them: `layer.trainable = False`."
+        )
+
+
+def check_compile(optimizer, arguments: dict):
+    """Checks what `PrivateModel.compile` is given.
+
+    Args:
+        optimizer: Keras optimizer.
+        arguments: dict, other arguments by their names.
+
+    Raises:
+        ValueError: if the optimizer is not private, or scales the loss.
+    """
+    if not isinstance(optimizer, PrivateOptimizer):
+        raise ValueError(
+            f"Expected a private optimizer, got {type(optimizer).__name__}. "
+            "Wrap it: `tf_dpsub.optimizers.DPSGD(optimizer, l2_norm_clip=..., "
+            "noise_multiplier=..., batch_size=...)`."
+        )
+    if arguments.get("auto_scale_loss"):
+        raise ValueError(
+            "Expected auto_scale_loss=False, got True: a scale that follows "
+            "overflows in the data is not private. float16 losses are scaled "
+            "by a constant."
+        )
+
+
+def check_one_replica(model):
+    """Refuses a batch that is given as a whole, on several replicas.
+
+    Args:
+        model: `PrivateModel`.
+
+    Raises:
+        ValueError: if there is more than one.
+    """
+    replicas = model.distribute_strategy.num_replicas_in_sync
+    if replicas > 1:
+        raise ValueError(
+            f"Expected one replica for train_on_batch, got {replicas}: each of "
+            "them would add the whole batch, and an example would count "
+            "several times. Pass a `tf.data.Dataset` of batches to `fit`, "
+            "which deals them out."
         )
 
 

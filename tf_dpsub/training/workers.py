@@ -74,13 +74,14 @@ def require_agreement(strategy, settings: dict, data=None):
         )
 
 
-def require_same_training(model, batches, **settings):
+def require_same_training(model, batches, epochs: int, initial_epoch: int):
     """Refuses to train with workers that would train otherwise.
 
     Args:
         model: compiled `PrivateModel`.
         batches: `PrivateBatches` of the run.
-        **settings: further settings of the run.
+        epochs: int, as for `PrivateModel.fit`.
+        initial_epoch: int, as for `PrivateModel.fit`.
 
     Raises:
         ValueError, ConnectionError: as `require_agreement`.
@@ -112,7 +113,9 @@ def require_same_training(model, batches, **settings):
             "sampler": "batches" if poisson is None else "poisson",
             "examples": None if poisson is None else poisson.examples,
             "steps_per_epoch": batches.steps_per_epoch,
-            **settings,
+            "epochs": epochs,
+            "initial_epoch": initial_epoch,
+            "views": batches.views,
         },
         _compared_inputs(batches),
     )
