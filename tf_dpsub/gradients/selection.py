@@ -18,7 +18,7 @@ _TOLERANCE = {"float32": 1e-3, "float64": 1e-3}
 _LOW_PRECISION_TOLERANCE = 5e-2
 # Fingerprints of graphs whose walk agreed with the ordinary gradient in this
 # process, and how they use their seeds.
-_CHECKED: dict[bytes, dict | None] = {}
+_CHECKED: dict[bytes | None, dict] = {}
 
 
 def select_implementation(
@@ -75,7 +75,7 @@ def select_implementation(
         fingerprint = None
         if forward is not None and may_read is not None:
             fingerprint = forward.fingerprint(variables, may_read)
-        if fingerprint in _CHECKED:
+        if may_read is not None and fingerprint in _CHECKED:
             may_read.settle(_CHECKED[fingerprint])
             logging.info(
                 "Per-example gradients of %s: graph walk, as of the same graph "
@@ -93,8 +93,8 @@ def select_implementation(
                     name,
                     error,
                 )
-                if fingerprint is not None:
-                    _CHECKED[fingerprint] = may_read.uses
+                if may_read is not None and fingerprint is not None:
+                    _CHECKED[fingerprint] = may_read.uses or {}
                 return "graph"
             raise gradients.Unproven(
                 f"the self-check differs from the ordinary gradient by {error}"
