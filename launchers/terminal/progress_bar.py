@@ -1,13 +1,15 @@
-"""What a run shows while it trains."""
+"""Progress of a training run: its epochs, the spent ε and the time left.
+
+Not the bar of Keras, tqdm or rich: a line per epoch must read well in a log,
+and the bar is of the whole run, with its ε.
+"""
 
 import math
-import shutil
-import sys
 import time
 
 import keras
 
-from tf_dpsub.launchers.terminal import durations
+from tf_dpsub.launchers.terminal import durations, live_line
 
 _SECONDS_BETWEEN_DRAWINGS = 0.5
 _WIDTH = 24
@@ -33,57 +35,57 @@ class ProgressBar(keras.callbacks.Callback):
         self._delta = delta
         self._accountant = accountant
         self._budget = budget
-        self._live = sys.stdout.isatty()
+        self._line = live_line.LiveLine()
 
     def on_train_begin(self, logs=None):
-        self._drawn = time.monotonic()
-        self._began = None
+        self._last_drawing = time.monotonic()
+        self._timed_since = None
 
     def on_epoch_begin(self, epoch, logs=None):
         self._epoch = epoch
 
     def on_train_batch_end(self, batch, logs=None):
         now = time.monotonic()
-        done = self._epoch + (batch + 1) / self.params["steps"]
-        if self._began is None:
+        epochs = self._epoch + (batch + 1) / self.params["steps"]
+        if self._timed_since is None:
             # The first step includes tracing and is not timed.
-            self._began, self._first = now, done
-        if self._live and now - self._drawn > _SECONDS_BETWEEN_DRAWINGS:
-            self._drawn = now
-            self._draw(done)
+            self._timed_since, self._untimed_epochs = now, epochs
+        if (
+            self._line.is_drawn
+            and now - self._last_drawing > _SECONDS_BETWEEN_DRAWINGS
+        ):
+            self._last_drawing = now
+            self._draw(epochs)
 
     def on_epoch_end(self, epoch, logs=None):
-        shown = ", ".join(
+        metrics = ", ".join(
             f"{name} {value:.4g}"
             for name, value in logs.items()
             if name != "epsilon" and (name != "dropped" or value)
         )
-        start = "\r\033[K" if self._live else ""
-        print(
-            f"{start}epoch {epoch + 1}/{self.params['epochs']}: {shown}; "
-            f"{self._state(epoch + 1)}",
-            flush=True,
+        self._line.print(
+            f"epoch {epoch + 1}/{self.params['epochs']}: {metrics}; "
+            f"{self._state(epoch + 1)}"
         )
-        if self._live and epoch + 1 < self.params["epochs"]:
+        if self._line.is_drawn and epoch + 1 < self.params["epochs"]:
             self._draw(epoch + 1)
 
-    def _draw(self, done):
-        """Draws the bar after `done` epochs, a float."""
-        total = self.params["epochs"]
-        filled = round(_WIDTH * done / total)
+    def _draw(self, epochs):
+        """Draws the bar after `epochs`, a float."""
+        share = epochs / self.params["epochs"]
+        filled = round(_WIDTH * share)
         bar = "━" * filled + "─" * (_WIDTH - filled)
-        text = f"{bar} {100 * done / total:.0f} %; {self._state(done)}"
-        room = shutil.get_terminal_size().columns - 1
-        print(f"\r\033[K{text[:room]}", end="", flush=True)
+        self._line.draw(f"{bar} {100 * share:.0f} %; {self._state(epochs)}")
 
-    def _state(self, done):
-        spent = self.model.epsilon(self._delta, self._accountant)
-        text = "not private" if math.isinf(spent) else f"ε = {spent:.3g}"
+    def _state(self, epochs):
+        """The spent ε and the time left after `epochs`, a float."""
+        epsilon = self.model.epsilon(self._delta, self._accountant)
+        text = "not private" if math.isinf(epsilon) else f"ε = {epsilon:.3g}"
         if self._budget is not None:
             text += f" of {self._budget:g}"
-        left = self.params["epochs"] - done
-        if done > self._first and left > 0:
-            timed = done - self._first
-            seconds = (time.monotonic() - self._began) / timed
-            text += f"; {durations.text(left * seconds)} left"
+        timed_epochs = epochs - self._untimed_epochs
+        remaining_epochs = self.params["epochs"] - epochs
+        if timed_epochs > 0 and remaining_epochs > 0:
+            seconds = (time.monotonic() - self._timed_since) / timed_epochs
+            text += f"; {durations.text(remaining_epochs * seconds)} left"
         return text

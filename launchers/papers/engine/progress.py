@@ -1,13 +1,11 @@
 """Progress of the trials of an experiment."""
 
 import collections
-import shutil
 import statistics
-import sys
 import time
 
 from tf_dpsub.launchers.papers.engine import results
-from tf_dpsub.launchers.terminal import durations
+from tf_dpsub.launchers.terminal import durations, live_line
 
 _SECONDS_BETWEEN_LINES = 300
 
@@ -28,70 +26,77 @@ class Progress:
         self._folder = folder
         self._total = total
         self._trials = {trial.name: trial for trial in runner.waiting}
-        self._done = total - len(runner.waiting)
+        self._finished_count = total - len(runner.waiting)
         self._first_epochs = {n: self._epochs(n) for n in self._trials}
-        self._seconds = collections.defaultdict(list)
-        self._said = time.monotonic()
-        self._live = sys.stdout.isatty()
+        # Of the trials that succeeded, by method.
+        self._seconds_per_epoch = collections.defaultdict(list)
+        self._last_print = time.monotonic()
+        self._line = live_line.LiveLine()
 
-    def finished(self, ended, summary):
-        """Prints the line of a trial that has ended.
+    def finished(self, outcome, summary):
+        """Prints the line of a trial that succeeded or failed.
 
         Args:
-            ended: `runner.Finished`.
+            outcome: `runner.Finished`.
             summary: string, the result of the trial, if it succeeded.
         """
-        self._done += 1
-        trial = ended.trial
-        if ended.error is None:
+        self._finished_count += 1
+        trial = outcome.trial
+        if outcome.error is None:
             epochs = trial.config.epochs - self._first_epochs[trial.name]
-            self._seconds[trial.method].append(ended.seconds / max(epochs, 1))
+            self._seconds_per_epoch[trial.method].append(
+                outcome.seconds / max(epochs, 1)
+            )
         self._print(
-            f"[{self._done}/{self._total}] {trial.name}: "
-            f"{ended.error or summary}, {durations.text(ended.seconds)}; "
-            f"{self._left()}"
+            f"[{self._finished_count}/{self._total}] {trial.name}: "
+            f"{outcome.error or summary}, {durations.text(outcome.seconds)}; "
+            f"{self._time_left()}"
         )
 
     def look(self):
-        """Prints the epochs of running trials, at most every few minutes."""
+        """Shows the epochs of running trials; in a log, every few minutes."""
         if not self._runner.running:
             return
         running = ", ".join(
             f"{name} {self._epochs(name)}/{self._trials[name].config.epochs}"
             for name in self._runner.running
         )
-        text = f"[{self._done}/{self._total}] epoch {running}; {self._left()}"
-        if self._live:
-            width = shutil.get_terminal_size().columns - 1
-            print(f"\r\033[K{text[:width]}", end="", flush=True)
-        elif time.monotonic() - self._said > _SECONDS_BETWEEN_LINES:
+        text = (
+            f"[{self._finished_count}/{self._total}] epoch {running}; "
+            f"{self._time_left()}"
+        )
+        if self._line.is_drawn:
+            self._line.draw(text)
+        elif time.monotonic() - self._last_print > _SECONDS_BETWEEN_LINES:
             self._print(text)
 
     def _print(self, text):
-        start = "\r\033[K" if self._live else ""
-        print(f"{start}{text}", flush=True)
-        self._said = time.monotonic()
+        self._line.print(text)
+        self._last_print = time.monotonic()
 
     def _epochs(self, name):
         return results.epochs_done(self._folder / name)
 
-    def _left(self):
+    def _time_left(self):
         """Text with the time left, estimated from the epochs so far."""
-        known = {m: statistics.fmean(s) for m, s in self._seconds.items() if s}
+        estimates = {
+            method: statistics.fmean(seconds)
+            for method, seconds in self._seconds_per_epoch.items()
+        }
         now = time.monotonic()
-        for name, began in self._runner.running.items():
+        for name, start in self._runner.running.items():
             epochs = self._epochs(name) - self._first_epochs[name]
             if epochs > 0:
-                known.setdefault(
-                    self._trials[name].method, (now - began) / epochs
+                estimates.setdefault(
+                    self._trials[name].method, (now - start) / epochs
                 )
-        if not known:
+        if not estimates:
             return "time left not known yet"
-        others = statistics.fmean(known.values())
+        mean = statistics.fmean(estimates.values())
         seconds = 0.0
         waiting = [trial.name for trial in self._runner.waiting]
         for name in [*self._runner.running, *waiting]:
             trial = self._trials[name]
             epochs = trial.config.epochs - self._epochs(name)
-            seconds += epochs * known.get(trial.method, others)
+            seconds += epochs * estimates.get(trial.method, mean)
         return f"{durations.text(seconds / self._runner.jobs)} left"
