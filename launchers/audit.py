@@ -16,7 +16,6 @@ more runs, which is for a release. `report.html`, `table.md`, `audit.json` and
 import concurrent.futures
 import dataclasses
 import difflib
-import json
 import multiprocessing
 import os
 import pathlib
@@ -103,17 +102,14 @@ def write(results, plain, folder, command):
     files.make_folder(folder)
     text = markdown(results, plain, command)
     files.write_text(folder / "table.md", text)
-    as_json = {
-        "mechanisms": results,
-        "not_private": None if plain is None else dataclasses.asdict(plain),
-    }
-    files.write_text(
+    files.write_json(
         folder / "audit.json",
-        json.dumps(as_json, indent=2, ensure_ascii=False) + "\n",
+        {
+            "mechanisms": results,
+            "not_private": None if plain is None else dataclasses.asdict(plain),
+        },
     )
-    with figures.style():
-        figures.write(draw(results), folder / "audit.png")
-    folder_page.write(folder)
+    folder_page.write_with_figures(folder, {"audit": lambda: draw(results)})
     print(text)
 
 
@@ -124,7 +120,7 @@ def markdown(results, plain, command):
         for key in _ATTACKS
         if plain is not None and getattr(plain, key) is not None
     ]
-    lines = ["# Audit", "", "```sh", command, "```", ""]
+    lines = folder_page.heading("Audit", command)
     failed = [
         f"- **{r['mechanism']}**, {f['check']}: {f['detail']}"
         for r in results

@@ -17,14 +17,12 @@ public. Subspaces are made of them as well, unless the config names images as
 """
 
 import dataclasses
-import json
 import math
 import pathlib
 import shlex
 import sys
 
 from absl import flags, logging
-from matplotlib import ticker
 
 from tf_dpsub import files
 from tf_dpsub.launchers.reports import figures, folder_page
@@ -210,13 +208,12 @@ def write(found, config, folder, command, training=None):
     files.make_folder(folder)
     text = markdown(found, config, command, training)
     files.write_text(folder / "table.md", text)
-    as_json = json.dumps(
-        dataclasses.asdict(found), indent=2, ensure_ascii=False, default=str
+    files.write_json(
+        folder / "plan.json", dataclasses.asdict(found), default=str
     )
-    files.write_text(folder / "plan.json", as_json + "\n")
-    with figures.style():
-        figures.write(draw(found, config), folder / "plan.png")
-    folder_page.write(folder)
+    folder_page.write_with_figures(
+        folder, {"plan": lambda: draw(found, config)}
+    )
     print(text)
 
 
@@ -224,12 +221,9 @@ def markdown(found, config, command, training=None):
     """The plan as Markdown: recommendation, reasons, all candidates."""
     chosen = found.recommended
     lines = [
-        f"# Plan: {config.dataset}, {config.model}",
-        "",
-        "```sh",
-        command,
-        "```",
-        "",
+        *folder_page.heading(
+            f"Plan: {config.dataset}, {config.model}", command
+        ),
         f"**{chosen.name}**: clip {chosen.l2_norm_clip:g}, noise multiplier "
         f"{chosen.noise_multiplier:.4g}, batches of {found.batch_size:,}.",
         "",
@@ -311,7 +305,7 @@ def _by_rank(axes, found):
             label=method,
         )
     ranks = {c.rank for c in found.candidates if c.rank is not None}
-    _log_ticks(axes, sorted(ranks))
+    figures.log_ticks(axes, {k: f"{k:g}" for k in sorted(ranks)})
     axes.set_ylim(0, 1)
     axes.set_xlabel("rank")
     axes.legend(frameon=False)
@@ -329,16 +323,10 @@ def _by_batch(axes, found):
         marker="o",
     )
     axes.axvline(found.batch_size, color=figures.GREY, linestyle="--")
-    _log_ticks(axes, sizes)
+    figures.log_ticks(axes, {b: f"{b:g}" for b in sizes})
     axes.set_ylim(bottom=0.95)
     axes.set_xlabel("batch size")
     figures.subtitle(axes, "noise in the mean over the run, relative")
-
-
-def _log_ticks(axes, values):
-    axes.set_xscale("log")
-    axes.set_xticks(values, [f"{v:g}" for v in values])
-    axes.xaxis.set_minor_locator(ticker.NullLocator())
 
 
 def run():

@@ -12,7 +12,7 @@ one alone, it says σ, ε, the number of steps, their time and their memory.
 """
 
 import difflib
-import json
+import functools
 import pathlib
 import re
 import sys
@@ -22,7 +22,7 @@ from absl import flags
 from tf_dpsub import files
 from tf_dpsub.launchers import papers
 from tf_dpsub.launchers.papers.engine import progress, results, runner, table
-from tf_dpsub.launchers.reports import figures, folder_page
+from tf_dpsub.launchers.reports import folder_page
 from tf_dpsub.launchers.terminal import program, quiet
 from tf_dpsub.launchers.terminal.program import DRY_RUN, WORKDIR
 from tf_dpsub.launchers.training import run_directory
@@ -291,24 +291,24 @@ def write(experiment, folder, command):
     found = write_table(experiment, folder, command)
     if not found.rows:
         return
-    with figures.style():
-        for name, draw in experiment.figures.items():
-            canvas = draw(found)
-            if canvas is not None:
-                figures.write(canvas, folder / f"{name}.png")
-    folder_page.write(folder)
+    folder_page.write_with_figures(
+        folder,
+        {
+            name: functools.partial(draw, found)
+            for name, draw in experiment.figures.items()
+        },
+    )
 
 
 def write_table(experiment, folder, command):
     """Writes `table.md` and `results.json`; returns the `results.Results`."""
     found = results.Results(experiment, folder / "trials")
     files.make_folder(folder)
-    as_json = json.dumps(
-        results.as_json(found), indent=2, ensure_ascii=False, allow_nan=False
-    )
     commands = "\n".join(_commands(folder, command))
     files.write_text(folder / "table.md", table.markdown(found, commands))
-    files.write_text(folder / "results.json", as_json + "\n")
+    files.write_json(
+        folder / "results.json", results.as_json(found), allow_nan=False
+    )
     return found
 
 
@@ -318,8 +318,7 @@ def _commands(folder, command):
     known = files.read_json(file, list) if file.exists() else []
     if command not in known:
         known.append(command)
-        text = json.dumps(known, indent=2, ensure_ascii=False)
-        files.write_text(file, text + "\n")
+        files.write_json(file, known)
     return known
 
 

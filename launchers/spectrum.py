@@ -258,14 +258,16 @@ class Study:
         fit = analysis.decay_exponent(found["values"])
         text = _table(self, found, fit, store, recorded, outcomes, command)
         files.write_text(self.folder / "table.md", text)
-        with figures.style():
-            for name, canvas in (
-                ("spectrum", _spectrum(found, fit)),
-                ("spectra", _spectra(found, self._iterations_shown)),
-                ("accuracy", _accuracy(outcomes)),
-            ):
-                figures.write(canvas, self.folder / f"{name}.png")
-        folder_page.write(self.folder)
+        folder_page.write_with_figures(
+            self.folder,
+            {
+                "spectrum": lambda: _spectrum_figure(found, fit),
+                "spectra": lambda: _spectra_figure(
+                    found, self._iterations_shown
+                ),
+                "accuracy": lambda: _accuracy_figure(outcomes),
+            },
+        )
         print(text)
 
 
@@ -290,13 +292,11 @@ def _table(study, found, fit, store, recorded, outcomes, command):
     share = np.sum(found["values"] ** 2) / found["energy"]
     low, high = fit.interval
     lines = [
-        f"# Spectrum of gradients: {study.config.dataset}, "
-        f"{study.config.model}",
-        "",
-        "```sh",
-        command,
-        "```",
-        "",
+        *folder_page.heading(
+            f"Spectrum of gradients: {study.config.dataset}, "
+            f"{study.config.model}",
+            command,
+        ),
         f"Singular values decay as rank^-{fit.exponent:.3f} (95 % interval of "
         f"the fit: {low:.3f} to {high:.3f}; ranks 1 to "
         f"{len(found['values'])}). The first {len(found['values'])} directions "
@@ -323,7 +323,7 @@ def _table(study, found, fit, store, recorded, outcomes, command):
     return "\n".join(lines) + "\n"
 
 
-def _spectrum(found, fit):
+def _spectrum_figure(found, fit):
     """Figure of singular values with the fit, their density and energy."""
     canvas = figures.new(12, 4, "Singular values of mean clipped gradients")
     grid = canvas.subplots(1, 3)
@@ -369,7 +369,7 @@ def _tidy(axes):
             axis.set_minor_formatter(ticker.NullFormatter())
 
 
-def _spectra(found, iterations):
+def _spectra_figure(found, iterations):
     """Figure of spectra by part of the run and by number of iterations."""
     canvas = figures.new(9, 4, "Singular values of mean clipped gradients")
     grid = canvas.subplots(1, 2, sharey=True)
@@ -396,7 +396,7 @@ def _spectra(found, iterations):
     return canvas
 
 
-def _accuracy(outcomes):
+def _accuracy_figure(outcomes):
     """Figure of accuracy by number of directions, with all repeats."""
     canvas = figures.new(6, 4, "Trained again in the first directions")
     axes = canvas.subplots()

@@ -50,6 +50,18 @@ def write_text(path, text: str):
     write_bytes(path, text.encode())
 
 
+def write_json(path, content, **options):
+    """Replaces a file as a whole by JSON that people can read, too.
+
+    Args:
+        path: string or path-like, the file.
+        content: what the file is to hold.
+        **options: further arguments of `json.dumps`.
+    """
+    text = json.dumps(content, indent=2, ensure_ascii=False, **options)
+    write_text(path, text + "\n")
+
+
 def damaged(path):
     """The error of a file that does not hold what was written to it."""
     return ValueError(

@@ -9,14 +9,12 @@ Reference:
 import concurrent.futures
 import dataclasses
 import itertools
-import json
 import math
 import multiprocessing
 import statistics
 import time
 
 import numpy as np
-from matplotlib import ticker
 
 from tf_dpsub import accounting, analysis, files
 from tf_dpsub.launchers.reports import figures, folder_page
@@ -126,7 +124,7 @@ class GeometricMedian:
         try:
             for point, losses in _each(left, sigma, steps, jobs):
                 held["points"][point.name] = losses
-                files.write_text(file, json.dumps(held, indent=1))
+                files.write_json(file, held)
         except KeyboardInterrupt:
             print("\nInterrupted; the same command goes on from here.")
             return 130
@@ -142,10 +140,9 @@ class GeometricMedian:
         rows = _rows(done, held["points"])
         text = _table(self.title, rows, held["steps"], sigma, command)
         files.write_text(folder / "table.md", text)
-        with figures.style():
-            canvas = _figure(self.title, rows, held["steps"])
-            figures.write(canvas, folder / "loss.png")
-        folder_page.write(folder)
+        folder_page.write_with_figures(
+            folder, {"loss": lambda: _figure(self.title, rows, held["steps"])}
+        )
 
 
 def solve(point, noise_multiplier, steps):
@@ -280,7 +277,7 @@ def _rows(points, losses):
 
 
 def _table(title, rows, steps, sigma, command):
-    lines = [f"# {title}", "", "```sh", command, "```", ""]
+    lines = folder_page.heading(title, command)
     lines += [_sentence(rows["all"] or rows["matrix"]), ""]
     lines += [
         f"Mean of ||x - x_i||_A over {_EXAMPLES:,} examples, of which the "
@@ -368,15 +365,8 @@ def _figure(title, rows, steps):
                     markersize=5,
                     capsize=3,
                 )
-        axes.set_xscale("log")
-        axes.set_xticks(_DIMENSIONS, [f"{d:,}" for d in _DIMENSIONS])
-        axes.xaxis.set_minor_locator(ticker.NullLocator())
+        figures.log_ticks(axes, {d: f"{d:,}" for d in _DIMENSIONS})
         axes.set_xlabel("dimensions")
     grid[0].set_ylabel("mean loss")
-    canvas.legend(
-        *grid[0].get_legend_handles_labels(),
-        loc="outside right center",
-        frameon=False,
-        labelcolor=figures.INK,
-    )
+    figures.shared_legend(canvas, grid)
     return canvas

@@ -296,14 +296,7 @@ def _by_setting(inputs, name, title, label, values):
         name=name,
         title=title,
         trials=tuple(trials),
-        figures={
-            "accuracy": functools.partial(
-                plots.accuracy_against_setting, setting=label
-            ),
-            "training": functools.partial(
-                plots.training_curves, panel="method", line=label
-            ),
-        },
+        figures=plots.by_setting(label, panel="method"),
         notes=(_NETWORK_NOTE, _IMAGES_NOTE, _SIGMA_NOTE, _SPARSE_NOTE + "."),
     )
 

@@ -209,14 +209,7 @@ def _against_setting(name, title, label, values, change):
         name=name,
         title=title,
         trials=tuple(trials),
-        figures={
-            "accuracy": functools.partial(
-                plots.accuracy_against_setting, setting=label
-            ),
-            "training": functools.partial(
-                plots.training_curves, panel="units", line=label
-            ),
-        },
+        figures=plots.by_setting(label, panel="units"),
         notes=(_UNITS_NOTE, _EPSILON_NOTE),
     )
 

@@ -134,9 +134,8 @@ class PlanRanking:
                     print(f"planning {key}", flush=True)
                     planned = _planned(point.name, members, fraction)
                     held[key] = {"measured": measured, "planned": planned}
-                    files.write_text(
-                        file, json.dumps(held, indent=1, ensure_ascii=False)
-                    )
+                    files.write_json(file, held)
+
         if not found:
             raise ValueError(
                 "Expected finished trials of at least two methods of one of "
@@ -145,10 +144,9 @@ class PlanRanking:
             )
         text = _table(self.title, held, command)
         files.write_text(folder / "table.md", text)
-        with figures.style():
-            canvas = _figure(self.title, pairs(held))
-            figures.write(canvas, folder / "pairs.png")
-        folder_page.write(folder)
+        folder_page.write_with_figures(
+            folder, {"pairs": lambda: _figure(self.title, pairs(held))}
+        )
         print(f"{folder}/table.md")
         return 0
 
@@ -374,12 +372,7 @@ def _table(title, held, command):
     right, sure = (sum(p.is_right for p in ps) for ps in (found, decided))
     first, lost = _choices(held)
     lines = [
-        f"# {title}",
-        "",
-        "```sh",
-        command,
-        "```",
-        "",
+        *folder_page.heading(title, command),
         f"Of {len(found)} pairs of methods in {len(held)} settings, the "
         f"planner is right about {right} "
         f"({100 * right / max(len(found), 1):.0f} %); of the {len(decided)} "

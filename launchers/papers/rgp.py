@@ -274,14 +274,7 @@ def sst2_tuned(inputs):
         name="rgp_sst2_tuned",
         title="RGP and DP-SGD on SST-2 at ε = 8, tuned",
         trials=tuple(trials),
-        figures={
-            "accuracy": functools.partial(
-                plots.accuracy_against_setting, setting="learning rate"
-            ),
-            "training": functools.partial(
-                plots.training_curves, panel="method", line="learning rate"
-            ),
-        },
+        figures=plots.by_setting("learning rate", panel="method"),
         notes=(
             *_SST2_NOTES,
             "One seed. The best is chosen by test accuracy, which is public "
@@ -356,14 +349,7 @@ def rank(inputs):
         name="rgp_rank",
         title="RGP on SST-2 by the rank, ε = 8",
         trials=tuple(trials),
-        figures={
-            "accuracy": functools.partial(
-                plots.accuracy_against_setting, setting="rank"
-            ),
-            "training": functools.partial(
-                plots.training_curves, panel=None, line="rank"
-            ),
-        },
+        figures=plots.by_setting("rank", panel=None),
         notes=_SST2_NOTES,
     )
 

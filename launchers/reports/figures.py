@@ -67,6 +67,49 @@ def tidy(axes):
     axes.set_axisbelow(True)
 
 
+def log_ticks(axes, labels):
+    """Makes the horizontal axis logarithmic, with these ticks alone.
+
+    Args:
+        axes: matplotlib axes.
+        labels: dict from the places of ticks to their texts.
+    """
+    axes.set_xscale("log")
+    axes.set_xticks(list(labels), list(labels.values()))
+    axes.xaxis.set_minor_locator(ticker.NullLocator())
+
+
+def epoch_ticks(axes):
+    """Makes the horizontal axis one of epochs, with ticks at whole numbers."""
+    axes.set_xlabel("epoch")
+    axes.xaxis.set_major_locator(
+        ticker.MaxNLocator(integer=True, min_n_ticks=1)
+    )
+
+
+def shared_legend(canvas, grid, key=None):
+    """Adds one legend for all panels, beside them.
+
+    Args:
+        canvas: `matplotlib.figure.Figure`.
+        grid: sequence of its axes. A label occurs once in the legend.
+        key: function by whose value labels are sorted. Defaults to `None`: by
+            their first panel.
+    """
+    handles = {}
+    for axes in grid:
+        for handle, label in zip(*axes.get_legend_handles_labels()):
+            handles.setdefault(label, handle)
+    labels = list(handles) if key is None else sorted(handles, key=key)
+    canvas.legend(
+        [handles[label] for label in labels],
+        labels,
+        loc="outside right center",
+        frameon=False,
+        labelcolor=INK,
+    )
+
+
 def write(canvas, path, png_only=()):
     """Writes a figure as a PNG file, and as an SVG file beside it.
 

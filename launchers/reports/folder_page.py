@@ -64,6 +64,33 @@ def write(folder):
     return folder / FILE
 
 
+def write_with_figures(folder, drawings):
+    """Writes the figures of a folder with `table.md`, then its page.
+
+    Args:
+        folder: `pathlib.Path`.
+        drawings: dict from names of files, without ending, to functions without
+            arguments that return a `matplotlib.figure.Figure`, or None where
+            there is nothing to draw yet.
+    """
+    with figures.style():
+        for name, draw in drawings.items():
+            canvas = draw()
+            if canvas is not None:
+                figures.write(canvas, folder / f"{name}.png")
+    write(folder)
+
+
+def heading(title, command):
+    """Lines that begin a `table.md`, from which its page takes both texts.
+
+    Args:
+        title: string.
+        command: string, the command line that made the table.
+    """
+    return [f"# {title}", "", "```sh", command, "```", ""]
+
+
 # A training run.
 
 
@@ -237,7 +264,8 @@ def _settings(config):
     )
 
 
-# Results of any other program.
+# Results of any other program. `table.md` has a heading, as `heading` makes it,
+# a paragraph with the result, and the rest.
 
 
 def _of_table(folder):

@@ -79,11 +79,9 @@ def save_progress(
         # Set last: it also ends automatic scaling of the upper limit.
         lower.set_ylim(bottom=0)
         lower.set_ylabel(f"ε at δ = {delta:g}")
-        lower.set_xlabel("epoch")
         lower.set_xlim(epochs[0] - 0.5, epochs[-1] + 0.5)
-        lower.xaxis.set_major_locator(
-            ticker.MaxNLocator(integer=True, min_n_ticks=1)
-        )
+        figures.epoch_ticks(lower)
+
         for axes in (upper, lower):
             figures.tidy(axes)
         canvas.align_ylabels()

@@ -215,11 +215,10 @@ class RunDirectory:
 
     def write_text(self, name, text):
         """Writes a text file, replacing it as a whole."""
-        if not self.writes:
-            return
-        files.write_text(self.path / name, text)
+        if self.writes:
+            files.write_text(self.path / name, text)
 
     def write_json(self, name, value):
         """Writes a JSON file, replacing it as a whole."""
-        text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
-        self.write_text(name, text + "\n")
+        if self.writes:
+            files.write_json(self.path / name, value, allow_nan=False)

@@ -1,11 +1,12 @@
 """Figures of what the trials of an experiment came to."""
 
+import functools
 import itertools
 import math
 import statistics
 
 import numpy as np
-from matplotlib import colormaps, ticker
+from matplotlib import colormaps
 
 from tf_dpsub.launchers.reports import figures
 from tf_dpsub.launchers.reports.method_styles import COLOURS, MARKERS
@@ -118,6 +119,27 @@ def accuracy_by_method(results):
     return canvas
 
 
+def by_setting(setting, panel):
+    """Figures of an experiment whose trials differ in a setting.
+
+    Args:
+        setting: string, the label of the setting.
+        panel: string, the label by whose value the panels of the training
+            curves differ; None for one panel.
+
+    Returns:
+        dict, the `figures` of a `trials.Experiment`.
+    """
+    return {
+        "accuracy": functools.partial(
+            accuracy_against_setting, setting=setting
+        ),
+        "training": functools.partial(
+            training_curves, panel=panel, line=setting
+        ),
+    }
+
+
 def _bars(axes, rows):
     names = [
         f"{row.method}, ε = {row.labels['ε']}"
@@ -188,7 +210,7 @@ def training_curves(results, panel, line="method", labels=None):
             ]
             _mean_and_range(axes, curves, name, colours[name])
         _mark_start(axes, rows)
-        _epoch_axis(axes)
+        figures.epoch_ticks(axes)
         _accuracy_axis(axes)
     _legend(canvas, grid)
     return canvas
@@ -257,7 +279,7 @@ def projection_errors(results):
     for row in rows:
         curves = [o.projection_errors for o in row.outcomes]
         _mean_and_range(axes, curves, row.method, COLOURS[row.method])
-    _epoch_axis(axes)
+    figures.epoch_ticks(axes)
     axes.set_ylim(0, 1)
     axes.set_ylabel("projection error")
     axes.yaxis.set_major_formatter(_percent)
@@ -307,7 +329,7 @@ def projection_residuals(results):
     grid[0].set_ylim(0, 1)
     grid[0].yaxis.set_major_formatter(_percent)
     for axes in grid:
-        _epoch_axis(axes)
+        figures.epoch_ticks(axes)
     _legend(canvas, grid)
     return canvas
 
@@ -482,28 +504,19 @@ def _line_colours(rows, line):
 
 def _epsilon_axis(axes, rows):
     """A logarithmic axis with a tick at each ε that was reached."""
-    axes.set_xscale("log")
-    reached = sorted({row.epsilon("rdp") for row in rows})
+    epsilons = sorted({row.epsilon("rdp") for row in rows})
     # Ticks closer than a few percent would overlap.
     ticks = [
         value
-        for before, value in itertools.pairwise([0, *reached])
+        for before, value in itertools.pairwise([0, *epsilons])
         if value > 1.08 * before
     ]
-    axes.set_xticks(ticks, [f"{value:.2g}" for value in ticks])
+    figures.log_ticks(axes, {value: f"{value:.2g}" for value in ticks})
     # A single ε does not fill the whole axis.
     low, high = axes.get_xlim()
-    axes.set_xlim(min(low, reached[0] / 1.5), max(high, 1.5 * reached[-1]))
-    axes.xaxis.set_minor_locator(ticker.NullLocator())
+    axes.set_xlim(min(low, epsilons[0] / 1.5), max(high, 1.5 * epsilons[-1]))
     delta = rows[0].outcomes[0].trial.config.delta
     axes.set_xlabel(f"ε (RDP) at δ = {delta:g}")
-
-
-def _epoch_axis(axes):
-    axes.set_xlabel("epoch")
-    axes.xaxis.set_major_locator(
-        ticker.MaxNLocator(integer=True, min_n_ticks=1)
-    )
 
 
 def _accuracy_axis(axes):
@@ -517,17 +530,7 @@ def _percent(share, _):
 
 
 def _legend(canvas, grid):
-    """One legend for all panels, beside them."""
-    known = {}
-    for axes in grid:
-        for handle, label in zip(*axes.get_legend_handles_labels()):
-            known.setdefault(label, handle)
-    # Measured results first, then the paper's points.
-    labels = sorted(known, key=lambda label: label.endswith(_PAPER))
-    canvas.legend(
-        [known[label] for label in labels],
-        labels,
-        loc="outside right center",
-        frameon=False,
-        labelcolor=figures.INK,
+    """Adds the legend: measured results first, then the paper's points."""
+    figures.shared_legend(
+        canvas, grid, key=lambda label: label.endswith(_PAPER)
     )

@@ -3,6 +3,7 @@
 import math
 
 from tf_dpsub.accounting.statement import round_up
+from tf_dpsub.launchers.reports import folder_page
 
 
 def markdown(results, command):
@@ -16,7 +17,7 @@ def markdown(results, command):
         A string of several lines.
     """
     experiment = results.experiment
-    lines = [f"# {experiment.title}", "", "```sh", command, "```", ""]
+    lines = folder_page.heading(experiment.title, command)
     lines += [_sentence(results), ""]
     lines += [
         "Test accuracy in percent after the last epoch, mean ± standard "
