@@ -1,8 +1,8 @@
-"""Says what a private run spends, or what it may do within a budget.
+"""Computes the ε of a private run, or the noise or steps for a given ε.
 
-Give all but one of epsilon, noise multiplier and number of steps, and the one
-that is left out is printed, by both accountants, with Poisson sampling and
-without amplification by sampling:
+Give two of epsilon, noise multiplier and number of steps: the third is printed,
+by both accountants, with Poisson sampling and without amplification by
+sampling:
 
   tf-dpsub account --noise_multiplier=1.1 --batch_size=256 \\
       --examples=60000 --epochs=15 --delta=1e-5
@@ -113,25 +113,25 @@ def solve(
         "noise_multiplier": noise_multiplier,
         "steps": steps,
     }
-    wanted = [name for name, value in given.items() if value is None]
-    if len(wanted) != 1:
-        missing = ", ".join(f"--{name}" for name in wanted) or "none of them"
+    missing = [name for name, value in given.items() if value is None]
+    if len(missing) != 1:
+        names = ", ".join(f"--{name}" for name in missing) or "none of them"
         raise ValueError(
             "Expected all but one of --epsilon, --noise_multiplier and --steps "
-            f"(or --epochs); left out: {missing}."
+            f"(or --epochs); left out: {names}."
         )
-    (wanted,) = wanted
-    del given[wanted]
+    (solved_for,) = missing
+    del given[solved_for]
     result = {**given, "delta": delta, "sampling_rate": rate}
     if examples is not None:
         result["examples"] = examples
-    result["solved_for"] = wanted
+    result["solved_for"] = solved_for
     for name, sampling in (
         ("poisson_sampling", rate),
         ("without_amplification", 1),
     ):
         result[name] = {
-            accountant: _SOLVERS[wanted](
+            accountant: _SOLVERS[solved_for](
                 **given,
                 delta=delta,
                 sampling_rate=sampling,
@@ -151,19 +151,19 @@ def table(result):
     Returns:
         A str of several lines. Bounds are rounded to the safe side.
     """
-    wanted = result["solved_for"]
+    solved_for = result["solved_for"]
     lines = [
         f"{label:<36}{result[name]:>12.6g}"
         for name, label in {**_LABELS, "sampling_rate": "sampling rate"}.items()
         if name in result
     ]
-    lines += ["", f"{_LABELS[wanted]:<36}{'RDP':>12}{'PLD':>12}"]
+    lines += ["", f"{_LABELS[solved_for]:<36}{'RDP':>12}{'PLD':>12}"]
     for name, label in (
         ("poisson_sampling", "with Poisson sampling"),
         ("without_amplification", "without amplification by sampling"),
     ):
         cells = (
-            str(value) if wanted == "steps" else round_up(value, digits=5)
+            str(value) if solved_for == "steps" else round_up(value, digits=5)
             for value in result[name].values()
         )
         lines.append(f"{label:<36}" + "".join(f"{cell:>12}" for cell in cells))
@@ -191,7 +191,7 @@ def main():
             file=sys.stderr,
         )
     if _JSON.value:
-        print(json.dumps(_finite(result), indent=2, allow_nan=False))
+        print(json.dumps(_json_numbers(result), indent=2, allow_nan=False))
     else:
         print(table(result))
 
@@ -239,10 +239,10 @@ def _step_count(steps, epochs, rate, batch_size, examples):
     return epochs * math.ceil(1 / rate - 1e-9)
 
 
-def _finite(value):
-    """Replaces what JSON has no number for."""
+def _json_numbers(value):
+    """Replaces infinite numbers, which JSON lacks, by "inf"."""
     if isinstance(value, dict):
-        return {key: _finite(part) for key, part in value.items()}
+        return {key: _json_numbers(part) for key, part in value.items()}
     if isinstance(value, float) and math.isinf(value):
         return "inf"
     return value

@@ -162,15 +162,15 @@ def markdown(results, plain, command):
     return "\n".join(lines) + "\n"
 
 
-def _shares(attacks, found):
+def _shares(attacks, results):
     """Cells of the table, one for each attack."""
     cells = ""
     for key in attacks:
-        low, high = found[key]["interval"]
+        low, high = results[key]["interval"]
         cells += (
-            f" {100 * found[key]['success']:.1f} % ({100 * low:.1f} to "
+            f" {100 * results[key]['success']:.1f} % ({100 * low:.1f} to "
             f"{100 * high:.1f}), "
-            f"{100 * found[key]['true_positive_rates'][0.01]:.1f} % |"
+            f"{100 * results[key]['true_positive_rates'][0.01]:.1f} % |"
         )
     return cells
 

@@ -30,7 +30,7 @@ COMMANDS = (
 
 def run():
     """Runs the program that the first argument names."""
-    name, *rest = sys.argv[1:] or ["--help"]
+    name, *arguments = sys.argv[1:] or ["--help"]
     if name in ("--help", "-h", "help"):
         print(overview())
         return
@@ -46,17 +46,17 @@ def run():
             file=sys.stderr,
         )
         sys.exit(2)
-    sys.argv = [f"tf-dpsub {name}", *rest]
+    sys.argv = [f"tf-dpsub {name}", *arguments]
     importlib.import_module(f"tf_dpsub.launchers.{name}").run()
 
 
 def overview():
-    """Names all commands, each with what it does, without importing them."""
+    """Lists all commands with their descriptions, without importing them."""
     lines = [inspect.cleandoc(__doc__), ""]
     for name in COMMANDS:
         file = pathlib.Path(__file__).with_name(f"{name}.py")
-        first = ast.get_docstring(ast.parse(file.read_text("utf-8")))
-        lines.append(f"  {name:<10} {first.splitlines()[0]}")
+        docstring = ast.get_docstring(ast.parse(file.read_text("utf-8")))
+        lines.append(f"  {name:<10} {docstring.splitlines()[0]}")
     return "\n".join(lines)
 
 

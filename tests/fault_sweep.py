@@ -138,7 +138,7 @@ def _train(workdir, steps, phase, out, prepare):
     run_recorder.RunRecorder.on_train_end = ended
     if prepare is not None:
         prepare(workdir)
-    sys.exit(program.ended(main))
+    sys.exit(program.exit_code_of(main))
 
 
 _OPERATIONS = ("open", "os.rename", "os.remove", "os.mkdir")

@@ -52,18 +52,19 @@ def attacked(train, shadow_models=0):
         )
         for seed, half in enumerate(halves)
     ]
-    own, half = features[0], halves[0]
+    target_features, half = features[0], halves[0]
     likelihood_ratio = None
     if shadow_models:
         likelihood_ratio = auditing.likelihood_ratio_attack(
-            own[:, _SCORE],
+            target_features[:, _SCORE],
             half,
             np.stack([f[:, _SCORE] for f in features[1:]]),
             halves[1:],
         )
+    members, others = target_features[half], target_features[~half]
     return Attacks(
-        auditing.loss_threshold_attack(own[half, 0], own[~half, 0]),
-        auditing.classifier_attack(own[half], own[~half]),
+        auditing.loss_threshold_attack(members[:, 0], others[:, 0]),
+        auditing.classifier_attack(members, others),
         likelihood_ratio,
     )
 

@@ -74,16 +74,16 @@ def maker(name, epsilon, *, batch_size, sampling_rate=1.0, steps=1):
         # Two releases, which together have the effective noise multiplier.
         settings["noise_multiplier"] = math.sqrt(2) * effective
         settings["residual_norm_clip"] = _RESIDUAL_CLIP
-    make = getattr(optimizers, method.optimizer)
+    optimizer_class = getattr(optimizers, method.optimizer)
     kwargs = settings | method.kwargs | _KWARGS.get(name, {})
 
-    def made(inner, weights):
+    def make_optimizer(inner, weights):
         if not method.needs_subspace:
-            return make(inner, **kwargs)
+            return optimizer_class(inner, **kwargs)
         subspace = subspaces.RandomSubspace(rank=max(_RANK, weights // 10))
-        return make(inner, **kwargs, subspace=subspace)
+        return optimizer_class(inner, **kwargs, subspace=subspace)
 
-    return made
+    return make_optimizer
 
 
 def audited(name, sizes, infers=True, shadow_models=0):
@@ -128,16 +128,16 @@ def audited(name, sizes, infers=True, shadow_models=0):
             f"{run.claimed:.3f} claimed.",
         )
     )
-    found = {
+    result = {
         "mechanism": name,
         "claimed_epsilon": STEP_EPSILON,
         "findings": [dataclasses.asdict(f) for f in findings],
         "passed": all(f.passed for f in findings),
     }
     if infers:
-        found["membership"] = dataclasses.asdict(attacked(name, shadow_models))
-    found["seconds"] = time.monotonic() - began
-    return found
+        result["membership"] = dataclasses.asdict(attacked(name, shadow_models))
+    result["seconds"] = time.monotonic() - began
+    return result
 
 
 def attacked(name=None, shadow_models=0):

@@ -135,7 +135,6 @@ class PlanRanking:
                     planned = _planned(point.name, members, fraction)
                     held[key] = {"measured": measured, "planned": planned}
                     files.write_json(file, held)
-
         if not found:
             raise ValueError(
                 "Expected finished trials of at least two methods of one of "

@@ -81,7 +81,6 @@ def save_progress(
         lower.set_ylabel(f"ε at δ = {delta:g}")
         lower.set_xlim(epochs[0] - 0.5, epochs[-1] + 0.5)
         figures.epoch_ticks(lower)
-
         for axes in (upper, lower):
             figures.tidy(axes)
         canvas.align_ylabels()

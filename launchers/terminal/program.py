@@ -28,13 +28,13 @@ DEBUG = flags.DEFINE_bool(
 REFUSED, INTERRUPTED = 2, 130
 
 
-def run(main, read=None):
+def run(main, parse_flags=None):
     """Runs a program to its end.
 
     Args:
         main: function without arguments that returns the exit code, or None.
-        read: function that parses the command line, a list of strings, and
-            returns the arguments that are not flags, the program first. It
+        parse_flags: function that parses the command line, a list of strings,
+            and returns the arguments that are not flags, the program first. It
             raises `ValueError` or `flags.Error`. Defaults to `None`.
     """
     module = inspect.getmodule(main)
@@ -44,26 +44,26 @@ def run(main, read=None):
 
     def parse(argv):
         try:
-            rest = (read or flags.FLAGS)(argv)
-            if len(rest) > 1:
-                raise ValueError(f"Expected flags only, got {rest[1]!r}.")
+            positional = (parse_flags or flags.FLAGS)(argv)
+            if len(positional) > 1:
+                raise ValueError(f"Expected flags only, got {positional[1]!r}.")
         except (flags.Error, ValueError) as error:
             if "--debug" in argv:
                 raise
-            _tell(error)
+            _print_error(error)
             sys.exit(REFUSED)
-        return rest
+        return positional
 
-    def owned(_):
+    def main_with_umask(_):
         # Only the user may read the files that a program writes.
         os.umask(0o077)
-        return ended(main)
+        return exit_code_of(main)
 
-    app.run(owned, flags_parser=parse)
+    app.run(main_with_umask, flags_parser=parse)
 
 
-def ended(main):
-    """Runs a function, and prints its error in one line.
+def exit_code_of(main):
+    """Runs a function; prints an error that it raises in one line.
 
     Args:
         main: function without arguments that returns an exit code, or None.
@@ -80,11 +80,11 @@ def ended(main):
     except Exception as error:
         if DEBUG.value:
             raise
-        _tell(error)
+        _print_error(error)
         return REFUSED
 
 
-def _tell(error):
+def _print_error(error):
     """Writes an error to standard error, in one line."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     text = lines[0].strip() if lines else ""
@@ -100,7 +100,7 @@ def _tell(error):
 
 
 def command(name):
-    """The command line that runs this program again."""
+    """The command line of this run, as `tf-dpsub` takes it."""
     return shlex.join(["tf-dpsub", name, *sys.argv[1:]])
 
 
@@ -130,9 +130,11 @@ def _default(flag):
 
 def _flags_of(module):
     """The flags that a module defines or imports, `--debug` last."""
-    own = [*vars(module).values()]
-    own += [v for part in own if inspect.ismodule(part) for v in _shared(part)]
-    holders = {v.name: v for v in own if isinstance(v, flags.FlagHolder)}
+    contents = [*vars(module).values()]
+    contents += [
+        v for part in contents if inspect.ismodule(part) for v in _shared(part)
+    ]
+    holders = {v.name: v for v in contents if isinstance(v, flags.FlagHolder)}
     holders[DEBUG.name] = DEBUG
     return holders.values()
 

@@ -16,15 +16,15 @@ def check(config):
     Raises:
         ValueError: names the field.
     """
-    known = set(default.get_config())
-    for fields, problem in (
-        (known - set(config), "lacks"),
-        (set(config) - known, "has unknown"),
+    fields = set(default.get_config())
+    for wrong_fields, problem in (
+        (fields - set(config), "lacks"),
+        (set(config) - fields, "has unknown"),
     ):
-        if fields:
+        if wrong_fields:
             raise ValueError(
                 "Expected a config with the fields of configs/default.py, got "
-                f"one that {problem} {', '.join(sorted(fields))}."
+                f"one that {problem} {', '.join(sorted(wrong_fields))}."
             )
     for field in ("batch_size", "epochs", "steps_per_execution", "start_epoch"):
         if config[field] < 1:
@@ -71,13 +71,13 @@ def check_data(config):
         )
 
 
-def choose(choices, name, what):
+def choose(choices, name, kind):
     """Looks up a name.
 
     Args:
         choices: dict.
         name: string.
-        what: string, the kind of thing it names, for the message.
+        kind: string, the kind of thing it names, such as `"a recorder"`.
 
     Returns:
         The value for `name`.
@@ -89,16 +89,30 @@ def choose(choices, name, what):
         close = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise ValueError(
-            f"Expected the name of {what}, one of {', '.join(choices)}, got "
+            f"Expected the name of {kind}, one of {', '.join(choices)}, got "
             f"{name!r}.{hint}"
         )
     return choices[name]
 
 
-def construct(function, kwargs, name, *args, **own):
-    """Calls a function with arguments from a config, which may not fit it."""
+def construct(function, kwargs, name, *args, **fixed):
+    """Calls a function with further arguments from a config.
+
+    Args:
+        function: the function.
+        kwargs: `ml_collections.ConfigDict`, the arguments from the config.
+        name: string, the name of the function in the config.
+        *args: further arguments.
+        **fixed: further arguments.
+
+    Returns:
+        The result of the function.
+
+    Raises:
+        ValueError: if the arguments do not fit the function.
+    """
     try:
-        return function(*args, **own, **kwargs.to_dict())
+        return function(*args, **fixed, **kwargs.to_dict())
     except TypeError as error:
         raise ValueError(
             f"Expected arguments of {name} in the config, got "

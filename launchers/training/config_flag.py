@@ -27,11 +27,11 @@ def begin():
         The `ml_collections.ConfigDict` of the flags.
     """
     config = CONFIG.value
-    displaced = let_flags_decide(config, flags.FLAGS["config"].override_values)
+    note = let_flags_decide(config, flags.FLAGS["config"].override_values)
     config_checks.check(config)
     config_checks.check_data(config)
-    if displaced is not None:
-        print(f"{'note':<10} {displaced}", flush=True)
+    if note is not None:
+        print(f"{'note':<10} {note}", flush=True)
     quiet.load_tensorflow()
     return config
 
@@ -46,16 +46,16 @@ def let_flags_decide(config, overridden):
     Returns:
         string, a note on the replaced field; None if none was replaced.
     """
-    given = {"noise_multiplier", "epsilon"}.intersection(overridden)
+    changed_fields = {"noise_multiplier", "epsilon"}.intersection(overridden)
     epsilon, noise_multiplier = config.epsilon, config.noise_multiplier
-    if given == {"noise_multiplier"} and epsilon is not None:
+    if changed_fields == {"noise_multiplier"} and epsilon is not None:
         config.epsilon = None
         return (
             f"no budget is kept: --config.noise_multiplier="
             f"{noise_multiplier:g} takes the place of the config's epsilon = "
             f"{epsilon:g}; --config.epsilon={epsilon:g} beside it keeps it"
         )
-    if given == {"epsilon"} and noise_multiplier is not None:
+    if changed_fields == {"epsilon"} and noise_multiplier is not None:
         config.noise_multiplier = None
         return (
             f"noise is calibrated for --config.epsilon={epsilon:g}, which "
@@ -71,13 +71,13 @@ def run(main):
     Args:
         main: function without arguments that returns the exit code, or None.
     """
-    program.run(main, _read)
+    program.run(main, _parse)
 
 
-def _read(argv):
+def _parse(argv):
     """Parses flags, and loads the config."""
     try:
-        rest = flags.FLAGS(with_own_configs(argv))
+        positional = flags.FLAGS(with_own_configs(argv))
         for holder, example in (
             (CONFIG, "configs/digits_dpsgd.py"),
             (program.WORKDIR, "out/digits"),
@@ -122,7 +122,7 @@ def _read(argv):
                 f"field of the config: --config.{error.flagname}."
             ) from error
         raise
-    return rest
+    return positional
 
 
 def _place(error):
@@ -134,7 +134,7 @@ def _place(error):
 
 
 def with_own_configs(argv):
-    """Finds the configs of the package where the working directory has none.
+    """Completes paths of configs that the package has and this folder lacks.
 
     Args:
         argv: list of strings, a command line.
@@ -143,23 +143,23 @@ def with_own_configs(argv):
         List of strings: the same, but `--config=configs/NAME.py` names the
         file that was installed, unless there is one at this path.
     """
-    given = re.compile(r"(--?config=)?(configs/[\w./-]+\.py)")
+    config_path = re.compile(r"(--?config=)?(configs/[\w./-]+\.py)")
     result = []
     for text in argv:
-        match = given.fullmatch(text)
+        match = config_path.fullmatch(text)
         if match and not os.path.exists(match[2]):
-            own = _CONFIGS.parent / match[2]
-            if own.is_file():
-                text = f"{match[1] or ''}{own}"
+            installed = _CONFIGS.parent / match[2]
+            if installed.is_file():
+                text = f"{match[1] or ''}{installed}"
         result.append(text)
     return result
 
 
 def _close_config(named):
-    """Hint that names configs of the package with a similar name."""
-    known = [path.stem for path in _CONFIGS.rglob("[!_]*.py")]
+    """Hint that names the config of the package with the most similar name."""
+    names = [path.stem for path in _CONFIGS.rglob("[!_]*.py")]
     stem = pathlib.Path(named.strip("'")).stem
-    close = difflib.get_close_matches(stem, known, n=1)
+    close = difflib.get_close_matches(stem, names, n=1)
     return f" Did you mean configs/{close[0]}.py?" if close else ""
 
 
@@ -168,10 +168,10 @@ def unknown_field(error):
     field = re.match(r"""'(?:\\'|Key ")?(\w+)(?:\\'|"|'$)""", str(error))
     if field is None:
         return f"The config file is wrong: {error}."
-    known = list(default.get_config())
-    close = difflib.get_close_matches(field[1], known, n=2)
+    fields = list(default.get_config())
+    close = difflib.get_close_matches(field[1], fields, n=2)
     if close:
         cure = f"Did you mean {' or '.join(close)}?"
     else:
-        cure = f"There are {', '.join(known)}, and the kwargs of the file."
+        cure = f"There are {', '.join(fields)}, and the kwargs of the file."
     return f"Expected a field of the config, got {field[1]!r}. {cure}"

@@ -13,7 +13,7 @@ LABELLED = ("public", "test")
 def plan_of(
     config,
     labelled="public",
-    most=1000,
+    max_examples=1000,
     *,
     best_batch_size=False,
     search=None,
@@ -27,10 +27,11 @@ def plan_of(
     Args:
         config: `ml_collections.ConfigDict`. Its optimizer, clip and learning
             rate are those of the simulated run.
-        labelled: string, which labelled examples stand for the private ones:
+        labelled: string, the labelled examples that stand for the private ones:
             `"public"`, those of the config, or `"test"`, the test split, which
             is taken to be public. Defaults to `"public"`.
-        most: int, the largest number of them. Defaults to `1000`.
+        max_examples: int, the largest number of labelled examples to use.
+            Defaults to `1000`.
         best_batch_size: bool, whether the plan chooses the batch size, instead
             of the config. Defaults to `False`.
         search: dict, arguments of `tf_dpsub.planning.SearchSpace` beside those
@@ -52,25 +53,25 @@ def plan_of(
     carriers.pop("rank", None)
     config.reparametrize = {}
     keras.utils.set_random_seed(config.seed)
-    loaded = objects.dataset(config)
-    plain = objects.plain_model(config, loaded)
-    task = tasks.of(loaded)
-    loaded = tokens.tokenized(loaded, plain)
+    dataset = objects.dataset(config)
+    plain = objects.plain_model(config, dataset)
+    task = tasks.of(dataset)
+    dataset = tokens.tokenized(dataset, plain)
     if getattr(plain, "preprocessor", None) is not None:
         plain.preprocessor = None
-    if labelled == "public" and not len(loaded.y_public):
+    if labelled == "public" and not len(dataset.y_public):
         raise ValueError(
             "Expected labelled public examples, got none. Set public_examples "
             "in the config, or look at the test split, which is taken to be "
             "public, by --labelled=test."
         )
     x, y = keras.tree.map_structure(
-        lambda a: a[:most],
-        (getattr(loaded, f"x_{labelled}"), getattr(loaded, f"y_{labelled}")),
+        lambda a: a[:max_examples],
+        (getattr(dataset, f"x_{labelled}"), getattr(dataset, f"y_{labelled}")),
     )
     basis = None
     if config.public_data is not None:
-        (images,) = objects.public_examples(config, loaded)
+        (images,) = objects.public_examples(config, dataset)
         basis = (images, None)
     has_budget = config.noise_multiplier is None
     return planning.plan(
@@ -79,7 +80,7 @@ def plan_of(
         y,
         loss=task.loss(),
         run=planning.PlannedRun(
-            examples=len(loaded.y_train),
+            examples=len(dataset.y_train),
             epochs=config.epochs,
             delta=config.delta,
             epsilon=config.epsilon if has_budget else None,

@@ -1,4 +1,9 @@
-"""Objects that a training config names: data, model, optimizer, devices."""
+"""Objects that a training config names: data, model, optimizer, devices.
+
+Not by `keras.optimizers.get` and `schedules.deserialize`: their errors neither
+suggest a name nor tell which part of a config is wrong, and a schedule is as
+long as the run, which a config does not know.
+"""
 
 import functools
 import inspect
@@ -24,10 +29,10 @@ _PRIVATE_OPTIMIZERS = {
     for name in optimizers.__all__
     if name != "PrivateOptimizer"
 }
-# Number of examples whose gradients recorders use.
-_LOOKED_AT = 1000
-# Models that generate text: their targets are texts.
-_WRITERS = ("gpt2",)
+# Number of examples whose gradients are recorded.
+_RECORDED_EXAMPLES = 1000
+# Models whose targets are texts.
+_TEXT_GENERATORS = ("gpt2",)
 _SUBSPACES = ("FixedSubspace", "PublicSubspace", "RandomSubspace")
 _INNER_OPTIMIZERS = {
     name: getattr(keras.optimizers, name)
@@ -94,17 +99,17 @@ def _load(*args, **kwargs):
 
 def plain_model(config, loaded):
     """Builds the model that a config names for a `tf_dpsub.data.Dataset`."""
-    writes = config.model in _WRITERS
+    generates = config.model in _TEXT_GENERATORS
     is_text = config.model in models.TEXT_NAMES
-    if is_text != loaded.is_text or writes != (loaded.num_classes is None):
+    if is_text != loaded.is_text or generates != (loaded.num_classes is None):
         kind = "texts" if loaded.is_text else "numbers"
         if loaded.num_classes is None:
             kind = "prompts and responses"
         raise ValueError(
             f"Expected a model that fits the data, got {config.model!r} for "
             f"{config.dataset!r}, which holds {kind}. Models of texts are "
-            f"{', '.join(models.TEXT_NAMES)}, of which {', '.join(_WRITERS)} "
-            "writes them."
+            f"{', '.join(models.TEXT_NAMES)}, of which "
+            f"{', '.join(_TEXT_GENERATORS)} writes them."
         )
     if config.model == "feature_classifier":
         model = _feature_classifier(config, loaded)
@@ -126,7 +131,7 @@ def plain_model(config, loaded):
 
 
 def _feature_classifier(config, loaded):
-    """A head on features that are made of public images alone."""
+    """A head on features that are computed from public images alone."""
     images = public_examples(config, loaded)[0]
     features = construct(
         functools.partial(models.image_features, images),
@@ -177,7 +182,7 @@ def subspace(config, loaded):
 
     Args:
         config: `ml_collections.ConfigDict`.
-        loaded: `tf_dpsub.data.Dataset`, whose public examples it is found from,
+        loaded: `tf_dpsub.data.Dataset`. Its public examples give the basis,
             unless the config names a file of public images.
     """
     if config.whiten is not None and config.subspace != "PublicSubspace":
@@ -203,7 +208,7 @@ def subspace(config, loaded):
 
 
 def _fixed_subspace(basis, rank, **kwargs):
-    """The subspace of the first directions in a file."""
+    """The subspace that the first directions in a file span."""
     (directions,) = npz.read_arrays(basis, ("directions",))
     if not 1 <= rank <= directions.shape[1]:
         raise ValueError(
@@ -221,17 +226,17 @@ def public_examples(config, loaded):
         loaded: `tf_dpsub.data.Dataset`.
 
     Returns:
-        Tuple of inputs, and of labels unless they are to be drawn at random.
+        Tuple of inputs and labels; of inputs alone if labels are to be random.
     """
     if config.public_data is not None:
         images = data.load_images(config.public_data, loaded.input_shape)
-        wanted = config.public_examples or len(images)
-        if wanted > len(images):
+        count = config.public_examples or len(images)
+        if count > len(images):
             raise ValueError(
                 f"Expected public_examples <= {len(images)}, the images in "
-                f"{config.public_data}, got {wanted}."
+                f"{config.public_data}, got {count}."
             )
-        return (images[:wanted],)
+        return (images[:count],)
     if not len(loaded.y_public):
         raise ValueError(
             "Expected public examples, got none. Set "
@@ -285,7 +290,9 @@ def private_optimizer(config, batches, subspace=None):
         _PRIVATE_OPTIMIZERS, config.optimizer, "a private optimizer"
     )
     steps = config.epochs * batches.steps_per_epoch
-    own = _subspace_arguments(config, mechanism, subspace, batches)
+    subspace_arguments = _subspace_arguments(
+        config, mechanism, subspace, batches
+    )
 
     def make(noise_multiplier):
         return construct(
@@ -298,7 +305,7 @@ def private_optimizer(config, batches, subspace=None):
             batch_size=config.batch_size,
             microbatch_size=config.microbatch_size,
             seed=config.fixed_noise_seed,
-            **own,
+            **subspace_arguments,
         )
 
     if config.noise_multiplier is not None:
@@ -315,15 +322,15 @@ def private_optimizer(config, batches, subspace=None):
 
 def _subspace_arguments(config, mechanism, subspace, batches):
     """Arguments for a mechanism that works in a subspace."""
-    known = inspect.signature(mechanism).parameters
-    if ("subspace" in known) != (subspace is not None):
+    parameters = inspect.signature(mechanism).parameters
+    if ("subspace" in parameters) != (subspace is not None):
         needed = "a subspace" if subspace is None else "no subspace"
         raise ValueError(
             f"Expected {needed} for the optimizer {config.optimizer}, got "
             f"subspace={config.subspace!r}."
         )
     arguments = {} if subspace is None else {"subspace": subspace}
-    if "start_step" in known:
+    if "start_step" in parameters:
         start = (config.start_epoch - 1) * batches.steps_per_epoch
         arguments["start_step"] = start
     elif config.start_epoch > 1:
@@ -342,8 +349,7 @@ def _noise_multiplier_for(effective, make):
     """
 
     def missing(noise_multiplier):
-        found = make(noise_multiplier).effective_noise_multiplier
-        return effective - found
+        return effective - make(noise_multiplier).effective_noise_multiplier
 
     if abs(missing(effective)) < 1e-9 * effective:
         return effective
@@ -359,8 +365,8 @@ def _noise_multiplier_for(effective, make):
     if abs(missing(proportional)) < 1e-9 * effective:
         return proportional
     # Several releases need at least the noise of a single one.
-    found = optimize.brentq(missing, effective, largest, rtol=1e-9)
-    return found * (1 + 1e-8)
+    root = optimize.brentq(missing, effective, largest, rtol=1e-9)
+    return root * (1 + 1e-8)
 
 
 def recorders(config, folder, loaded):
@@ -378,7 +384,7 @@ def recorders(config, folder, loaded):
         List of callbacks.
     """
     test, private = (
-        keras.tree.map_structure(lambda a: a[:_LOOKED_AT], (x, y))
+        keras.tree.map_structure(lambda a: a[:_RECORDED_EXAMPLES], (x, y))
         for x, y in (
             (loaded.x_test, loaded.y_test),
             (loaded.x_train, loaded.y_train),

@@ -1,4 +1,4 @@
-"""What a config leaves to a recipe, and which recipe it should have had."""
+"""Recipes: the settings that they give a config, and advice to use one."""
 
 from tf_dpsub import heads
 from tf_dpsub.launchers.training.config_checks import choose, construct
@@ -17,7 +17,7 @@ _RECIPES = {
 
 
 def with_recipe(config, examples):
-    """Fills a config in as its recipe says.
+    """Gives a config the settings of its recipe.
 
     Args:
         config: `ml_collections.ConfigDict`.
@@ -60,7 +60,7 @@ def with_recipe(config, examples):
 
 
 def advice(config, loaded, epsilon: float) -> str | None:
-    """Names a recipe for who trains a model from scratch through much noise.
+    """Recommends a recipe to a run that trains from scratch at a small ε.
 
     Args:
         config: `ml_collections.ConfigDict`.
@@ -68,7 +68,7 @@ def advice(config, loaded, epsilon: float) -> str | None:
         epsilon: float, of the whole run.
 
     Returns:
-        A string; None where there is nothing to say.
+        A string; None where no recipe is recommended.
     """
     is_image = not loaded.is_text and len(loaded.input_shape) == 3
     is_pretrained = any(

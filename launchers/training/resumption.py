@@ -8,12 +8,12 @@ from keras import tree
 from tf_dpsub import files
 from tf_dpsub.launchers.training import run_directory
 
-# Number of input rows in the digest; it contains all labels.
+# Number of inputs in the digest, which contains all labels.
 _ROWS = 4096
 
 
-def described(x, y):
-    """Digest of private data, to compare them between runs.
+def digest_of(x, y):
+    """Digest of private data, by which a run recognizes them.
 
     Formal guarantees: the digest tells whether a guess of the data is right. It
     is private, as the data are: a run keeps it in a file that its owner alone
@@ -28,10 +28,10 @@ def described(x, y):
     """
     parts = tree.flatten(x)
     step = max(1, len(parts[0]) // _ROWS)
-    digest = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for part in [*(part[::step] for part in parts), *tree.flatten(y)]:
         part = np.asarray(part)
-        digest.update(
+        sha256.update(
             repr(part.tolist()).encode()
             if part.dtype.hasobject
             else np.ascontiguousarray(part).tobytes()
@@ -42,26 +42,26 @@ def described(x, y):
             f"{part.dtype}{list(part.shape[1:])}"
             for part in [*parts, *tree.flatten(y)]
         ],
-        "sha256": digest.hexdigest(),
+        "sha256": sha256.hexdigest(),
     }
 
 
-def begin(directory, ledger, data):
+def begin(directory, ledger, digest):
     """Writes the ledger and the data's digest, the first files of a run.
 
     Args:
         directory: `RunDirectory`, of a run that has not begun.
         ledger: `tf_dpsub.accounting.PrivacyLedger` of the run.
-        data: dict, as `described` returns it.
+        digest: dict, as `digest_of` returns it.
     """
     ledger.create()
-    directory.write_json(run_directory.DATA, data)
+    directory.write_json(run_directory.DATA, digest)
 
 
-def require_same(directory, ledger, data):
-    """Checks that a run is resumed with its ledger and the same data.
+def require_same(directory, ledger, digest):
+    """Checks that a run goes on with its ledger and the same data.
 
-    Args: as `begin`, of a run that may have begun.
+    Args: as `begin`, but the run may have begun.
 
     Raises:
         ValueError: if the ledger is gone, or counts steps on other data.
@@ -75,17 +75,17 @@ def require_same(directory, ledger, data):
             "has counted would be forgotten. Restore it, or start another run "
             "in another workdir."
         )
-    there = {"examples": entry.examples for entry in ledger.entries}
+    recorded = {"examples": entry.examples for entry in ledger.entries}
     file = directory.path / run_directory.DATA
     # Runs of earlier versions have no digest.
     if file.exists():
-        there |= files.read_json(file)
+        recorded |= files.read_json(file)
     changes = [
         "other values"
         if name == "sha256"
-        else f"{name} {there[name]} there and {data[name]} here"
-        for name in there
-        if there[name] != data.get(name)
+        else f"{name} {recorded[name]} there and {digest[name]} here"
+        for name in recorded
+        if recorded[name] != digest.get(name)
     ]
     if changes:
         raise ValueError(

@@ -16,13 +16,13 @@ LEDGER, DATA = "ledger.json", "data.json"
 
 
 def json_fields(config):
-    """The fields of a config as JSON holds them.
+    """The fields of a config, as a dict that JSON can hold.
 
     Args:
         config: `ml_collections.ConfigDict`.
 
     Returns:
-        dict. Infinite numbers, which JSON has not, are strings.
+        dict. Infinite numbers, which JSON lacks, are strings.
     """
     return json.loads(config.to_json(), parse_constant=str)
 
@@ -32,23 +32,23 @@ def json_number(value):
     return value if math.isfinite(value) else str(value)
 
 
-def require_counted(ledger, steps: int, what):
+def require_counted(ledger, steps: int, evidence):
     """Checks that a ledger has not lost steps.
 
     Args:
         ledger: `tf_dpsub.accounting.PrivacyLedger` of the run.
         steps: int, number of steps taken at least.
-        what: string or path, the evidence, for the message.
+        evidence: string or path, what counts these steps, for the message.
 
     Raises:
         ValueError: if the ledger has fewer.
     """
     if ledger.steps < steps:
         raise ValueError(
-            f"Expected a ledger of at least {steps} steps, as {what} has them, "
-            f"got one of {ledger.steps}: it is not the latest one of this run, "
-            "and epsilon would be too low. Restore it, or start another run in "
-            "another workdir."
+            f"Expected a ledger of at least {steps} steps, as {evidence} has "
+            f"them, got one of {ledger.steps}: it is not the latest one of "
+            "this run, and epsilon would be too low. Restore it, or start "
+            "another run in another workdir."
         )
 
 
@@ -77,7 +77,7 @@ def _is_taken(path):
 
 
 def _never_began(path):
-    """Returns whether a run was killed there before it wrote its config."""
+    """Returns whether a run in a folder was killed before it wrote a config."""
     if {p.name for p in files.complete(path)} - {LEDGER, DATA}:
         return False
     try:
@@ -99,8 +99,8 @@ class RunDirectory:
         config: dict that JSON can hold, the fields of the config.
         resume: bool, whether to go on with the run that the directory holds,
             if it holds one. Defaults to `False`.
-        writes: bool. Of several workers, which share the directory, the chief
-            alone holds it and writes. Defaults to `True`.
+        writes: bool, whether this process locks the directory and writes to
+            it: of several workers, only the chief does. Defaults to `True`.
 
     Attributes:
         path: `pathlib.Path` of the directory.
@@ -130,16 +130,16 @@ class RunDirectory:
                 f"Expected a new or empty workdir, got {self.path}, which "
                 f"holds {state}. Name another one, or go on with --resume."
             )
-        held = files.read_json(self.path / "config.json")
-        # A field that was added later had its default.
+        saved_config = files.read_json(self.path / "config.json")
+        # The run had the default of a field that was added later.
         defaults = json_fields(default.get_config())
-        for name in self._config.keys() & defaults.keys() - held.keys():
-            held[name] = defaults[name]
+        for name in self._config.keys() & defaults.keys() - saved_config.keys():
+            saved_config[name] = defaults[name]
         changes = [
-            f"{name} is {held.get(name)!r} there and "
+            f"{name} is {saved_config.get(name)!r} there and "
             f"{self._config.get(name)!r} here"
-            for name in sorted({*held, *self._config})
-            if held.get(name) != self._config.get(name)
+            for name in sorted({*saved_config, *self._config})
+            if saved_config.get(name) != self._config.get(name)
         ]
         if changes:
             raise ValueError(
@@ -150,7 +150,7 @@ class RunDirectory:
 
     def __enter__(self):
         if self.writes and self.exists:
-            self._hold()
+            self._acquire_lock()
         return self
 
     def __exit__(self, *exception):
@@ -162,14 +162,14 @@ class RunDirectory:
 
         Args:
             write_first: function without arguments, called before the config is
-                written, by which a run counts as begun. Defaults to `None`.
+                written: with a config, the run has begun. Defaults to `None`.
 
         Raises:
             ValueError: if another process has begun a run in it meanwhile.
         """
         if self.writes and not self.exists:
             files.make_folder(self.path)
-            self._hold()
+            self._acquire_lock()
             if _is_taken(self.path):
                 raise ValueError(
                     f"Expected a new or empty workdir, got {self.path}, in "
@@ -181,7 +181,7 @@ class RunDirectory:
             self.write_json("config.json", self._config)
             self.exists = True
 
-    def _hold(self):
+    def _acquire_lock(self):
         self._lock = os.open(self.path, os.O_RDONLY)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

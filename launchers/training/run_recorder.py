@@ -64,15 +64,15 @@ class RunRecorder(keras.callbacks.Callback):
 
         Raises:
             ValueError: if the checkpoint is damaged, or if the ledger has lost
-                steps that it or `metrics.csv` tells of.
+                steps that the checkpoint or `metrics.csv` counts.
         """
         ledger, checkpoint = model.ledger, self._latest()
         metrics = self._directory.path / "metrics.csv"
-        rows = _read(metrics)
+        rows = _read_metrics(metrics)
         if rows:
             # A budget may end an epoch early.
-            done = (rows[-1]["epoch"] - 1) * steps_per_epoch + 1
-            run_directory.require_counted(ledger, done, metrics)
+            least_steps = (rows[-1]["epoch"] - 1) * steps_per_epoch + 1
+            run_directory.require_counted(ledger, least_steps, metrics)
         if checkpoint is None:
             return
         if len(rows) < self.epochs:
@@ -107,10 +107,10 @@ class RunRecorder(keras.callbacks.Callback):
         )
 
     def on_train_batch_begin(self, batch, logs=None):
-        self._first_step, self._began = batch, time.perf_counter()
+        self._first_step, self._start = batch, time.perf_counter()
 
     def on_train_batch_end(self, batch, logs=None):
-        seconds = time.perf_counter() - self._began
+        seconds = time.perf_counter() - self._start
         self._step_seconds.append(seconds / (batch - self._first_step + 1))
 
     def on_epoch_end(self, epoch, logs=None):
@@ -142,7 +142,7 @@ class RunRecorder(keras.callbacks.Callback):
         self.model.save_weights(path, overwrite=True)
 
 
-def _read(metrics):
+def _read_metrics(metrics):
     """Rows of the file of metrics; empty if there is none."""
     if not metrics.exists():
         return []

@@ -63,10 +63,14 @@ def _tokens(texts, preprocessor, is_generation):
         with np.load(path) as file:
             return dict(file)
     # Without texts, an empty one gives the names and shapes of arrays.
-    some = texts if len(texts) else np.full((1, *texts.shape[1:]), "", object)
+    nonempty_texts = (
+        texts if len(texts) else np.full((1, *texts.shape[1:]), "", object)
+    )
     chunks = [
         _chunk(part, preprocessor, is_generation)
-        for part in np.split(some, range(_CHUNK, len(some), _CHUNK))
+        for part in np.split(
+            nonempty_texts, range(_CHUNK, len(nonempty_texts), _CHUNK)
+        )
     ]
     tokens = {
         name: np.concatenate([chunk[name] for chunk in chunks])[: len(texts)]

@@ -41,12 +41,14 @@ def _with_weights(model):
 
 
 def _chosen(model, patterns, kinds=keras.layers.Layer):
-    known = [v for v in _with_weights(model) if isinstance(v, kinds)]
+    candidates = [v for v in _with_weights(model) if isinstance(v, kinds)]
     for pattern in patterns:
-        if not any(re.search(pattern, layer.path) for layer in known):
+        if not any(re.search(pattern, layer.path) for layer in candidates):
             raise ValueError(
                 f"Expected patterns that fit a layer of '{model.name}', got "
                 f"{pattern!r}. Its layers are "
-                f"{', '.join(layer.path for layer in known)}."
+                f"{', '.join(layer.path for layer in candidates)}."
             )
-    return [v for v in known if any(re.search(p, v.path) for p in patterns)]
+    return [
+        v for v in candidates if any(re.search(p, v.path) for p in patterns)
+    ]

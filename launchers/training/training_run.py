@@ -165,8 +165,8 @@ class _Run:
             seed=config.fixed_noise_seed,
         )
         subspace = objects.subspace(config, self._data)
-        described = resumption.described(self._data.x_train, self._data.y_train)
-        self._recorder = run_recorder.RunRecorder(directory, described)
+        digest = resumption.digest_of(self._data.x_train, self._data.y_train)
+        self._recorder = run_recorder.RunRecorder(directory, digest)
         self._gradient_recorders = objects.recorders(
             config, directory.path, self._data
         )
@@ -175,7 +175,7 @@ class _Run:
                 plain,
                 ledger_path=directory.path / run_directory.LEDGER,
             )
-            resumption.require_same(directory, self._model.ledger, described)
+            resumption.require_same(directory, self._model.ledger, digest)
             self._model.compile(
                 objects.private_optimizer(config, self._batches, subspace),
                 loss=self._task.loss(),
@@ -196,16 +196,17 @@ class _Run:
             )
 
     def _check_that_workers_agree(self, strategy):
-        """Raises if workers disagree: one of them would wait forever."""
-        own = np.array([self._recorder.epochs, self._model.ledger.steps])
+        """Raises if workers find other files: one would wait forever."""
+        progress = np.array([self._recorder.epochs, self._model.ledger.steps])
         total = strategy.reduce(
-            "SUM", strategy.run(lambda: tf.constant(own)), axis=None
+            "SUM", strategy.run(lambda: tf.constant(progress)), axis=None
         )
-        if np.any(total.numpy() != strategy.num_replicas_in_sync * own):
+        if np.any(total.numpy() != strategy.num_replicas_in_sync * progress):
+            epochs, steps = progress
             raise ValueError(
                 "Expected a workdir that all workers share, got "
-                f"{self._directory.path}, where this one finds {own[0]} epochs "
-                f"and {own[1]} steps, and another one does not. Name a folder "
+                f"{self._directory.path}, where this one finds {epochs} epochs "
+                f"and {steps} steps, and another one does not. Name a folder "
                 "on a file system that all of them see."
             )
 
@@ -229,7 +230,7 @@ class _Run:
         """Prints the remaining work, with its time and memory."""
         epochs = self._last_epoch()
         self._announce(epochs)
-        steps = (epochs - self._recorder.epochs) * self._batches.steps_per_epoch
+        steps = self._remaining_steps(epochs)
         cost = measure_step(self._model, self._data.x_test, self._data.y_test)
         seconds = cost.seconds(self._batches.batch_size)
         print(
@@ -277,7 +278,7 @@ class _Run:
         return last
 
     def _entry(self):
-        """The steps of this run, as the ledger will describe them."""
+        """The ledger's entry for a step of this run, without its notes."""
         optimizer = self._model.optimizer
         return accounting.LedgerEntry(
             mechanism=self._config.optimizer,
@@ -289,17 +290,22 @@ class _Run:
             private_state=not optimizer.public_state.is_public,
         )
 
+    def _remaining_steps(self, epochs):
+        remaining_epochs = epochs - self._recorder.epochs
+        return remaining_epochs * self._batches.steps_per_epoch
+
     def _announce(self, epochs):
-        config, own, ledger = self._config, self._data, self._model.ledger
-        optimizer, done = self._model.optimizer, self._recorder.epochs
-        steps = (epochs - done) * self._batches.steps_per_epoch
+        config, examples = self._config, self._data
+        optimizer, ledger = self._model.optimizer, self._model.ledger
+        epochs_before = self._recorder.epochs
+        steps = self._remaining_steps(epochs)
         epsilon = ledger.epsilon_after(
             self._entry(), steps, config.delta, accountant=config.accountant
         )
         lines = {
-            "data": f"{config.dataset}: {len(own.y_train):,} private, "
-            f"{len(own.y_public):,} public, {len(own.y_test):,} test examples "
-            "(taken as public)",
+            "data": f"{config.dataset}: {len(examples.y_train):,} private, "
+            f"{len(examples.y_public):,} public, {len(examples.y_test):,} test "
+            "examples (taken as public)",
             "model": f"{config.model}, {self._model.count_params():,} "
             "parameters",
             "mechanism": f"{config.optimizer} around {config.inner_optimizer}, "
@@ -327,7 +333,7 @@ class _Run:
             )
         if ledger.steps:
             lines["resumed"] = (
-                f"after {done} of {config.epochs} epochs, with ε = "
+                f"after {epochs_before} of {config.epochs} epochs, with ε = "
                 f"{self._model.epsilon(config.delta, config.accountant):.4g} "
                 "spent"
             )
@@ -347,13 +353,13 @@ class _Run:
             sys.stdout.flush()
 
     def _fit(self, epochs):
-        config, own = self._config, self._data
+        config, examples = self._config, self._data
         self._model.fit(
             self._batches,
             initial_epoch=self._recorder.epochs,
             epochs=epochs,
             verbose=0,
-            validation_data=(own.x_test, own.y_test),
+            validation_data=(examples.x_test, examples.y_test),
             validation_batch_size=self._task.evaluation_batch,
             validation_data_is_public=True,
             callbacks=[
@@ -364,12 +370,12 @@ class _Run:
                 ),
                 self._recorder,
                 *self._gradient_recorders,
-                *self._shown(),
-                *self._boards(),
+                *self._progress_bars(),
+                *self._tensorboards(),
             ],
         )
 
-    def _shown(self):
+    def _progress_bars(self):
         if not self._directory.writes:
             return []
         config = self._config
@@ -379,7 +385,7 @@ class _Run:
             )
         ]
 
-    def _boards(self):
+    def _tensorboards(self):
         if self._results_only or not self._directory.writes:
             return []
         if not _has_tensorboard():

@@ -91,7 +91,7 @@ def run_main(module, capsys, **values):
     """Output, messages and exit code of a program with these flags."""
     flags.FLAGS.mark_as_parsed()
     with flagsaver.flagsaver(**values):
-        code = program.ended(module.main)
+        code = program.exit_code_of(module.main)
     return (*capsys.readouterr(), code)
 
 

@@ -23,12 +23,14 @@ def fails(error):
     ("returned", "code"), [(None, 0), (0, 0), (1, 1), (130, 130)]
 )
 def test_codes(returned, code, capsys):
-    assert program.ended(lambda: returned) == code
+    assert program.exit_code_of(lambda: returned) == code
     assert capsys.readouterr() == ("", "")
 
 
 def test_interrupt(capsys):
-    assert program.ended(fails(KeyboardInterrupt())) == program.INTERRUPTED
+    assert (
+        program.exit_code_of(fails(KeyboardInterrupt())) == program.INTERRUPTED
+    )
     assert capsys.readouterr().err == "Interrupted.\n"
 
 
@@ -45,14 +47,14 @@ def test_interrupt(capsys):
     ],
 )
 def test_errors_are_told_in_a_line(error, told, capsys):
-    assert program.ended(fails(error)) == program.REFUSED
+    assert program.exit_code_of(fails(error)) == program.REFUSED
     assert capsys.readouterr() == ("", f"error: {told}\n")
 
 
 def test_debug_raises():
     with flagsaver.flagsaver(debug=True):
         with pytest.raises(KeyError):
-            program.ended(fails(KeyError("x")))
+            program.exit_code_of(fails(KeyError("x")))
 
 
 def test_command_can_be_run_again(monkeypatch):

@@ -192,11 +192,11 @@ class TestData:
     def test_of_every_kind_are_described(self):
         x = {"ids": np.arange(12).reshape(6, 2), "mask": np.ones((6, 2))}
         y = np.array(["a", "b"] * 3, object)
-        first = resumption.described(x, y)
+        first = resumption.digest_of(x, y)
         assert json.loads(json.dumps(first)) == first
         for other in (
-            resumption.described(x, y[::-1]),
-            resumption.described({**x, "mask": np.zeros((6, 2))}, y),
+            resumption.digest_of(x, y[::-1]),
+            resumption.digest_of({**x, "mask": np.zeros((6, 2))}, y),
         ):
             assert other["sha256"] != first["sha256"]
 
