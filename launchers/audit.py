@@ -1,16 +1,17 @@
-"""Attacks every mechanism, and says whether its claims hold.
+"""Attacks every mechanism, and reports whether its claims hold.
 
     tf-dpsub audit --workdir=out/audit
     tf-dpsub audit --mechanisms=GEP,RGP --nomembership --workdir=out/audit
 
-Single steps are audited on gradients that are given: the noise of each number,
-its independence, the divisor, by how much one example moves what is released,
-and what an attacker proves of a step with ε = 1, by its size and by low bits.
-Whole runs are audited by canaries with huge gradients, and by membership
-inference on scikit-learn's digits. `--long` takes 10,000 pairs of batches and
-more runs, which is for a release. `report.html`, `table.md`, `audit.json` and
-`audit.png` are written to the workdir; the exit code is 1 if a claim fails.
-`--dry_run` says how much would be done.
+Single steps are audited on given gradients: the noise of each number, its
+independence, the divisor, the largest effect of one example on a release, and
+the ε that an attacker proves of a step with ε = 1, from the size of releases
+and from their low bits. Whole runs are audited by canaries with huge gradients,
+and by membership inference on scikit-learn's digits. `--long` takes 10,000
+pairs of batches and more runs, as before a release of this package.
+`report.html`, `table.md`, `audit.json` and `audit.png` are written to the
+workdir; the exit code is 1 if a claim fails. `--dry_run` says how much would be
+done.
 """
 
 import concurrent.futures
@@ -31,17 +32,17 @@ from tf_dpsub.launchers.terminal.program import DRY_RUN, WORKDIR
 from tf_dpsub.launchers.training import run_directory
 
 _MECHANISMS = flags.DEFINE_list(
-    "mechanisms", None, "Which to audit; all, unless given."
+    "mechanisms", None, "Mechanisms to audit; all, unless given."
 )
 _LONG = flags.DEFINE_bool("long", False, "Take as many cases as for a release.")
 _MEMBERSHIP = flags.DEFINE_bool(
-    "membership", True, "Train on digits, and infer who was trained on."
+    "membership", True, "Train on digits, and infer the training examples."
 )
 _SHADOW_MODELS = flags.DEFINE_integer(
     "shadow_models",
     0,
-    "Models to train beside each that is attacked, for the likelihood ratio "
-    "attack; a dozen tells something, each takes as long as the run itself.",
+    "Shadow models for each attacked model, for the likelihood ratio attack; "
+    "use a dozen or more. Each takes as long as the run itself.",
 )
 flags.register_validator(
     "shadow_models",
@@ -73,7 +74,7 @@ def announcement(names, sizes, infers, shadow_models):
     """
     lines = {
         "mechanisms": ", ".join(names),
-        "each": f"{sizes.steps:,} steps whose noise is looked at, "
+        "each": f"{sizes.steps:,} steps whose noise is tested, "
         f"{sizes.cases:,} pairs of neighbouring batches in each of two "
         f"precisions, {sizes.runs:,} runs of one step, {sizes.canaries:,} "
         "canaries in one run",
@@ -97,7 +98,7 @@ def write(results, plain, folder, command):
         results: list of dicts, as `mechanism.audited` returns them.
         plain: `digits_membership.Attacks` without privacy, or None.
         folder: `pathlib.Path`.
-        command: string, the command line that made it.
+        command: string, the command line that made them.
     """
     files.make_folder(folder)
     text = markdown(results, plain, command)
@@ -114,7 +115,7 @@ def write(results, plain, folder, command):
 
 
 def markdown(results, plain, command):
-    """The table of results; failed checks come first."""
+    """The results as Markdown; failed checks come first."""
     attacks = [
         key
         for key in _ATTACKS
@@ -132,9 +133,9 @@ def markdown(results, plain, command):
         "",
         f"Steps claim ε = {mechanism.STEP_EPSILON:g} at "
         f"δ = {mechanism.DELTA:g}, without sampling; bounds hold with "
-        "99.9 %. Variance: of the noise, the number furthest from what is "
-        "claimed. Movement: by which one example moves what is released, the "
-        "most that was found, of what is claimed.",
+        "99.9 %. Variance: that of the noise, divided by the claimed one, of "
+        "the number with the largest deviation. Movement: the largest change "
+        "of a release by one example, divided by the claimed bound.",
         "",
         "| mechanism | variance | movement | ε of one step ≥ | by low bits ≥ | "
         "ε of one run ≥ |" + "".join(f" {_ATTACKS[key]} |" for key in attacks),
@@ -154,10 +155,11 @@ def markdown(results, plain, command):
         lines.append(f"| not private | | | | | |{shares}")
         lines += [
             "",
-            "Membership: right answers about digits, half of them with random "
-            "labels, with the 95 % interval, and members found where one in a "
-            "hundred others is taken for one; private runs have ε = "
-            f"{mechanism.RUN_EPSILON:g}. Guessing has 50 %, and 1 %.",
+            "Membership: share of right guesses about digits, half of them "
+            "with random labels, with its 95 % interval; then the share of "
+            "members found where 1 % of the others are taken for members. "
+            f"Private runs have ε = {mechanism.RUN_EPSILON:g}. Chance has 50 % "
+            "and 1 %.",
         ]
     return "\n".join(lines) + "\n"
 
@@ -249,7 +251,7 @@ def main():
 
 
 def _processes(count):
-    """A pool of processes with TensorFlow that log errors only."""
+    """A pool of processes that load TensorFlow and log errors only."""
     return concurrent.futures.ProcessPoolExecutor(
         count or len(os.sched_getaffinity(0)),
         mp_context=multiprocessing.get_context("spawn"),

@@ -1,18 +1,18 @@
-"""Tells which private method suits a model, from public examples alone.
+"""Recommends a private method for a model, from public examples alone.
 
     tf-dpsub plan --config=configs/digits_dpsgd.py \\
         --config.public_examples=200 --workdir=out/plan
 
-It predicts, for each method, rank and clip, the signal-to-noise ratio of a
-step, and how well the mean of what the run releases is aligned with the
-gradient; measures time and memory of a step; recommends a method with its
-settings, and says why. `report.html`, `plan.json`, `table.md` and `plan.png`
-are written to the workdir. `--dry_run` says what would be compared.
+For each method, rank and clip it predicts the signal-to-noise ratio of a step,
+and the alignment of the mean release over the run with the gradient. It
+measures time and memory of a step, recommends a method with its settings, and
+says why. `report.html`, `plan.json`, `table.md` and `plan.png` are written to
+the workdir. `--dry_run` says what would be compared.
 
-It reads no private data: of the private examples only their number counts.
+No private data is read: of the private examples only their number counts.
 Gradients are those of labelled public examples: of `public_examples` of the
 data set, or, with --labelled=test, of the test split, which is taken to be
-public. Subspaces are made of them as well, unless the config names images as
+public. They also give the subspaces, unless the config names images as
 `public_data`.
 """
 
@@ -33,7 +33,7 @@ from tf_dpsub.launchers.training import config_flag, run_directory
 from tf_dpsub.methods import METHODS, PLANNED
 
 _LABELLED = flags.DEFINE_enum(
-    "labelled", "public", ["public", "test"], "Examples that are looked at."
+    "labelled", "public", ["public", "test"], "Labelled examples to use."
 )
 _MOST = flags.DEFINE_integer("most", 1000, "How many of these at most.")
 _METHODS = flags.DEFINE_list(
@@ -61,18 +61,19 @@ def main():
     """Runs the planner as the flags say."""
     config = config_flag.begin()
     run_directory.require_own(WORKDIR.value, "plan.json")
-    compared = _compared()
+    arguments = _plan_arguments()
     if DRY_RUN.value:
-        return print(announcement(config, compared))
-    found = _planned(config, compared)
+        print(announcement(config, arguments))
+        return
+    plan = _make_plan(config, arguments)
     training = training_command(
-        found.recommended,
-        found.batch_size,
+        plan.recommended,
+        plan.batch_size,
         config,
         [text for text in sys.argv[1:] if text.startswith("--config")],
     )
     write(
-        found,
+        plan,
         config,
         pathlib.Path(WORKDIR.value),
         program.command("plan"),
@@ -80,7 +81,7 @@ def main():
     )
 
 
-def _compared():
+def _plan_arguments():
     """Arguments of `config_plan.plan_of` from the flags."""
     search = {
         "ranks": _numbers("subspace_ranks", _RANKS.value, int),
@@ -98,16 +99,16 @@ def _compared():
     }
 
 
-def announcement(config, compared):
+def announcement(config, arguments):
     """Describes the plan that the flags ask for.
 
     Args:
         config: `ml_collections.ConfigDict`.
-        compared: dict, arguments of `config_plan.plan_of`.
+        arguments: dict, arguments of `config_plan.plan_of`.
     """
-    search = compared["search"]
-    steps = compared["simulation"]["simulated_steps"]
-    batch_size = None if compared["best_batch_size"] else config.batch_size
+    search = arguments["search"]
+    steps = arguments["simulation"]["simulated_steps"]
+    batch_size = None if arguments["best_batch_size"] else config.batch_size
     lines = {
         "examples": f"{_MOST.value:,} at most, of the "
         + {"public": "public ones", "test": "test split"}[_LABELLED.value],
@@ -131,8 +132,8 @@ def training_command(candidate, batch_size, config, flags_of_config):
         flags_of_config: list of strings, the flags that name and change it.
 
     Returns:
-        String; None if changed fields do not suffice: the config is that of
-        another method, or names no public examples.
+        String; None if changed fields do not suffice, since the config is that
+        of another method, or names no public examples.
     """
     method = METHODS[candidate.method]
     kwargs = method.kwargs
@@ -155,11 +156,13 @@ def training_command(candidate, batch_size, config, flags_of_config):
         fields["optimizer_kwargs"] = repr(kwargs)
     if method.needs_subspace:
         fields["subspace"] = config.subspace or "PublicSubspace"
-        own = config.subspace_kwargs.to_dict() | {"rank": candidate.rank}
-        fields["subspace_kwargs"] = repr(own)
+        fields["subspace_kwargs"] = repr(
+            config.subspace_kwargs.to_dict() | {"rank": candidate.rank}
+        )
     if method.needs_carriers:
-        own = config.reparametrize.to_dict() | {"rank": candidate.rank}
-        fields["reparametrize"] = repr(own)
+        fields["reparametrize"] = repr(
+            config.reparametrize.to_dict() | {"rank": candidate.rank}
+        )
     words = [f"--config.{name}={value}" for name, value in fields.items()]
     return shlex.join(["tf-dpsub", "train", *flags_of_config, *words])
 
@@ -168,13 +171,15 @@ def _listed(values):
     return ", ".join(map(str, values))
 
 
-def _planned(config, compared):
+def _make_plan(config, arguments):
     from tf_dpsub.launchers.training import config_plan
 
     # Shows what the planner compares, but not each step that is traced.
     logging.set_verbosity(logging.INFO)
     logging.get_absl_handler().addFilter(_is_of_planner)
-    return config_plan.plan_of(config, _LABELLED.value, _MOST.value, **compared)
+    return config_plan.plan_of(
+        config, _LABELLED.value, _MOST.value, **arguments
+    )
 
 
 def _is_of_planner(record):
@@ -194,11 +199,11 @@ def _numbers(name, texts, kind):
     return values
 
 
-def write(found, config, folder, command, training=None):
+def write(plan, config, folder, command, training=None):
     """Writes a plan as JSON, as a table and as a figure, and prints it.
 
     Args:
-        found: `tf_dpsub.planning.Plan`.
+        plan: `tf_dpsub.planning.Plan`.
         config: `ml_collections.ConfigDict`.
         folder: `pathlib.Path`.
         command: string, the command line that made it.
@@ -206,28 +211,26 @@ def write(found, config, folder, command, training=None):
             Defaults to `None`.
     """
     files.make_folder(folder)
-    text = markdown(found, config, command, training)
+    text = markdown(plan, config, command, training)
     files.write_text(folder / "table.md", text)
     files.write_json(
-        folder / "plan.json", dataclasses.asdict(found), default=str
+        folder / "plan.json", dataclasses.asdict(plan), default=str
     )
-    folder_page.write_with_figures(
-        folder, {"plan": lambda: draw(found, config)}
-    )
+    folder_page.write_with_figures(folder, {"plan": lambda: draw(plan, config)})
     print(text)
 
 
-def markdown(found, config, command, training=None):
+def markdown(plan, config, command, training=None):
     """The plan as Markdown: recommendation, reasons, all candidates."""
-    chosen = found.recommended
+    chosen = plan.recommended
     lines = [
         *folder_page.heading(
             f"Plan: {config.dataset}, {config.model}", command
         ),
         f"**{chosen.name}**: clip {chosen.l2_norm_clip:g}, noise multiplier "
-        f"{chosen.noise_multiplier:.4g}, batches of {found.batch_size:,}.",
+        f"{chosen.noise_multiplier:.4g}, batches of {plan.batch_size:,}.",
         "",
-        *(f"- {reason}" for reason in found.reasons),
+        *(f"- {reason}" for reason in plan.reasons),
         "",
         *(["To train it:", "", "```sh", training, "```", ""] * bool(training)),
         "A prediction from public examples, for the given number of private "
@@ -238,10 +241,10 @@ def markdown(found, config, command, training=None):
         "MiB |",
         "|---|---|---|---|---|---|---|",
     ]
-    for c in sorted(found.candidates, key=lambda c: -c.alignment):
+    for c in sorted(plan.candidates, key=lambda c: -c.alignment):
         time = memory = ""
         if c.cost is not None:
-            time = f"{1e3 * c.cost.seconds(found.batch_size):.0f}"
+            time = f"{1e3 * c.cost.seconds(plan.batch_size):.0f}"
             if c.cost.memory_bytes is not None:
                 memory = f"{c.cost.memory_bytes / 2**20:.0f}"
         lines.append(
@@ -251,14 +254,14 @@ def markdown(found, config, command, training=None):
     return "\n".join(lines) + "\n"
 
 
-def draw(found, config):
+def draw(plan, config):
     """Figure of alignment by method and by rank, and noise by batch size."""
-    many = len(found.batch_noise) > 1
+    has_sizes = len(plan.batch_noise) > 1
     canvas = figures.new(
-        12 if many else 9, 4, f"Plan: {config.dataset}, {config.model}"
+        12 if has_sizes else 9, 4, f"Plan: {config.dataset}, {config.model}"
     )
-    grid = canvas.subplots(1, 3 if many else 2)
-    best = found.best[::-1]
+    grid = canvas.subplots(1, 3 if has_sizes else 2)
+    best = plan.best[::-1]
     grid[0].barh(
         [c.name for c in best],
         [c.alignment for c in best],
@@ -275,19 +278,19 @@ def draw(found, config):
     grid[0].set_xlim(0, 1.1)
     grid[0].set_xlabel("alignment with the gradient, over the run")
     figures.subtitle(grid[0], "best of each method")
-    _by_rank(grid[1], found)
-    if many:
-        _by_batch(grid[2], found)
+    _by_rank(grid[1], plan)
+    if has_sizes:
+        _by_batch(grid[2], plan)
     for axes in grid:
         figures.tidy(axes)
     grid[0].grid(axis="y", visible=False)
     return canvas
 
 
-def _by_rank(axes, found):
+def _by_rank(axes, plan):
     """Draws alignment by rank, for the best clip of each method."""
     best = {}
-    for c in found.candidates:
+    for c in plan.candidates:
         ranks = best.setdefault(c.method, {})
         ranks[c.rank] = max(ranks.get(c.rank, 0.0), c.alignment)
     for method, ranks in best.items():
@@ -304,7 +307,7 @@ def _by_rank(axes, found):
             marker="o",
             label=method,
         )
-    ranks = {c.rank for c in found.candidates if c.rank is not None}
+    ranks = {c.rank for c in plan.candidates if c.rank is not None}
     figures.log_ticks(axes, {k: f"{k:g}" for k in sorted(ranks)})
     axes.set_ylim(0, 1)
     axes.set_xlabel("rank")
@@ -312,17 +315,17 @@ def _by_rank(axes, found):
     figures.subtitle(axes, "alignment by rank")
 
 
-def _by_batch(axes, found):
+def _by_batch(axes, plan):
     """Draws the noise over the run by batch size, relative to the least."""
-    least = min(found.batch_noise.values())
-    sizes = sorted(found.batch_noise)
+    least = min(plan.batch_noise.values())
+    sizes = sorted(plan.batch_noise)
     axes.plot(
         sizes,
-        [found.batch_noise[b] / least for b in sizes],
+        [plan.batch_noise[b] / least for b in sizes],
         color=figures.BLUE,
         marker="o",
     )
-    axes.axvline(found.batch_size, color=figures.GREY, linestyle="--")
+    axes.axvline(plan.batch_size, color=figures.GREY, linestyle="--")
     figures.log_ticks(axes, {b: f"{b:g}" for b in sizes})
     axes.set_ylim(bottom=0.95)
     axes.set_xlabel("batch size")

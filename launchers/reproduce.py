@@ -1,4 +1,4 @@
-"""Runs an experiment of a paper, and lays its results beside the paper's.
+"""Runs an experiment of a paper, and compares the results with the paper's.
 
     tf-dpsub reproduce --list
     tf-dpsub reproduce --experiment=pdp_mnist --workdir=out/papers
@@ -6,7 +6,7 @@
 
 The folder WORKDIR/EXPERIMENT receives `report.html`, `table.md`,
 `results.json`, figures, and one folder for each trial. The same command goes on
-where it was stopped: finished trials are kept, unfinished ones are resumed.
+where it was stopped: finished trials stay, unfinished ones are resumed.
 `--fraction=0.1` runs a tenth of the epochs. `--dry_run` names the trials; of
 one alone, it says σ, ε, the number of steps, their time and their memory.
 """
@@ -120,11 +120,11 @@ def _run_study(study):
 
 def overview():
     """Lists all experiments, each with a one-line description."""
-    known = papers.EXPERIMENTS | papers.STUDIES
-    width = max(map(len, known))
+    experiments = papers.EXPERIMENTS | papers.STUDIES
+    width = max(map(len, experiments))
     return "\n".join(
-        f"{name:<{width}}  {shows.__doc__.splitlines()[0]}"
-        for name, shows in known.items()
+        f"{name:<{width}}  {experiment.__doc__.splitlines()[0]}"
+        for name, experiment in experiments.items()
     )
 
 
@@ -141,28 +141,28 @@ def chosen(name, inputs, fraction=1.0):
 
     Raises:
         ValueError: if there is no such experiment, it lacks an input, or the
-            fraction is none.
+            fraction is not in (0, 1].
     """
-    known = papers.EXPERIMENTS
-    if name not in known:
-        close = difflib.get_close_matches(str(name), known, n=1)
+    experiments = papers.EXPERIMENTS
+    if name not in experiments:
+        close = difflib.get_close_matches(str(name), experiments, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise ValueError(
             "Expected --experiment, one of "
-            f"{', '.join(known | papers.STUDIES)}, got {name!r}."
+            f"{', '.join(experiments | papers.STUDIES)}, got {name!r}."
             f"{hint}"
         )
     _check_fraction(fraction)
-    experiment = known[name](inputs)
+    experiment = experiments[name](inputs)
     return experiment if fraction == 1 else experiment.shortened(fraction)
 
 
 def selected(experiment, trials, only=None):
-    """The trials of an experiment whose names match a regular expression.
+    """Selects the trials of an experiment by a regular expression of names.
 
     Args:
         experiment: string, its name.
-        trials: sequence of `trials.Trial`, or of whatever has a name.
+        trials: sequence of `trials.Trial`, or of points of a study.
         only: string. Defaults to `None`: all trials.
 
     Returns:
@@ -178,8 +178,8 @@ def selected(experiment, trials, only=None):
             f"Expected --only to be a regular expression, got {only!r}: "
             f"{error}."
         ) from error
-    found = [t for t in trials if pattern.search(t.name)]
-    if not found:
+    matching = [t for t in trials if pattern.search(t.name)]
+    if not matching:
         names = [trial.name for trial in trials]
         close = difflib.get_close_matches(only, names, n=1, cutoff=0)
         raise ValueError(
@@ -187,7 +187,7 @@ def selected(experiment, trials, only=None):
             f"{only!r}, which none of {len(names)} holds. The closest is "
             f"{close[0]!r}; --dry_run shows all."
         )
-    return found
+    return matching
 
 
 def announce(trials, workdir):
@@ -195,7 +195,7 @@ def announce(trials, workdir):
 
     Args:
         trials: list of `trials.Trial`.
-        workdir: string or path-like, or None if there is none yet.
+        workdir: string or path-like; None without one.
     """
     if len(trials) > 1:
         print("\n".join(trial.name for trial in trials))
@@ -234,20 +234,23 @@ def reproduce(experiment, trials, workdir, *, jobs, command):
             run_directory.json_fields(trial.config),
             resume=True,
         )
-    left = [
+    unfinished = [
         trial
         for trial in trials
         if not results.is_finished(folder / "trials" / trial.name)
     ]
+    finished_count = len(trials) - len(unfinished)
     print(
-        f"{experiment.title}: {len(trials)} trials, {len(trials) - len(left)} "
-        f"finished, {len(left)} to run in {folder}/",
+        f"{experiment.title}: {len(trials)} trials, {finished_count} "
+        f"finished, {len(unfinished)} to run in {folder}/",
         flush=True,
     )
     failed = []
     try:
-        if left:
-            failed = _run(experiment, left, len(trials), folder, jobs, command)
+        if unfinished:
+            failed = _run(
+                experiment, unfinished, len(trials), folder, jobs, command
+            )
     except KeyboardInterrupt:
         print("\nInterrupted; the same command goes on from here.")
         return program.INTERRUPTED
@@ -260,18 +263,20 @@ def reproduce(experiment, trials, workdir, *, jobs, command):
     return 1 if failed else 0
 
 
-def _run(experiment, left, total, folder, jobs, command):
-    """Runs trials; returns those that failed, each with its error."""
+def _run(experiment, unfinished, total, folder, jobs, command):
+    """Runs trials; returns pairs of a failed trial and its error."""
     failed = []
-    with runner.Runner(left, folder, jobs) as running:
-        told = progress.Progress(running, folder / "trials", total)
-        for ended in running:
-            if ended is None:
-                told.look()
+    with runner.Runner(unfinished, folder, jobs) as running:
+        display = progress.Progress(running, folder / "trials", total)
+        for outcome in running:
+            if outcome is None:
+                display.look()
                 continue
-            if ended.error is not None:
-                failed.append((ended.trial, ended.error))
-            told.finished(ended, _summary(folder / "trials" / ended.trial.name))
+            if outcome.error is not None:
+                failed.append((outcome.trial, outcome.error))
+            display.finished(
+                outcome, _summary(folder / "trials" / outcome.trial.name)
+            )
             write_table(experiment, folder, command)
     return failed
 
@@ -288,13 +293,13 @@ def _summary(folder):
 
 def write(experiment, folder, command):
     """Writes table, results and figures of the trials that are finished."""
-    found = write_table(experiment, folder, command)
-    if not found.rows:
+    finished = write_table(experiment, folder, command)
+    if not finished.rows:
         return
     folder_page.write_with_figures(
         folder,
         {
-            name: functools.partial(draw, found)
+            name: functools.partial(draw, finished)
             for name, draw in experiment.figures.items()
         },
     )
@@ -302,24 +307,24 @@ def write(experiment, folder, command):
 
 def write_table(experiment, folder, command):
     """Writes `table.md` and `results.json`; returns the `results.Results`."""
-    found = results.Results(experiment, folder / "trials")
+    finished = results.Results(experiment, folder / "trials")
     files.make_folder(folder)
     commands = "\n".join(_commands(folder, command))
-    files.write_text(folder / "table.md", table.markdown(found, commands))
+    files.write_text(folder / "table.md", table.markdown(finished, commands))
     files.write_json(
-        folder / "results.json", results.as_json(found), allow_nan=False
+        folder / "results.json", results.as_json(finished), allow_nan=False
     )
-    return found
+    return finished
 
 
 def _commands(folder, command):
     """All commands that wrote to a folder, including this one."""
     file = folder / "commands.json"
-    known = files.read_json(file, list) if file.exists() else []
-    if command not in known:
-        known.append(command)
-        files.write_json(file, known)
-    return known
+    commands = files.read_json(file, list) if file.exists() else []
+    if command not in commands:
+        commands.append(command)
+        files.write_json(file, commands)
+    return commands
 
 
 def run():

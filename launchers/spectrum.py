@@ -3,16 +3,17 @@
     tf-dpsub spectrum --config=configs/digits_dpsgd.py \\
         --workdir=out/spectrum --k=20 --ranks=5,20
 
-It trains as the config says and keeps the mean clipped gradients of steps;
-finds their largest singular values and how these decay; trains again, from the
-same start, with gradients that are projected on the first directions; and
-writes `report.html`, `table.md` and figures. All of it goes on where it was
-interrupted. `--gradients=FOLDER` takes gradients that were kept before;
-`--dry_run` says what would be done, and what the first run will cost.
+It trains as the config says and keeps the mean clipped gradients of steps. It
+computes their largest singular values and how fast these decay. Then it trains
+again, from the same start, with gradients projected on the first directions.
+`report.html`, `table.md` and figures are written to the workdir. The same
+command goes on where it was interrupted. `--gradients=FOLDER` takes gradients
+of an earlier run; `--dry_run` says what would be done, and what the first run
+will cost.
 
-It is an analysis, after Li et al. 2022: gradients and directions come from
-private data without noise, no epsilon covers them, and nothing in the workdir
-is to be released.
+The analysis follows Li et al. 2022. Gradients and directions come from private
+data without noise: no epsilon covers them, and nothing in the workdir may be
+released.
 """
 
 import copy
@@ -38,17 +39,17 @@ _EVERY = flags.DEFINE_integer(
     "every", 1, "Keep the gradient of one in so many steps."
 )
 _MAX_GIGABYTES = flags.DEFINE_float(
-    "max_gigabytes", 20.0, "What the gradients may take on disk."
+    "max_gigabytes", 20.0, "Most space that the gradients may take on disk."
 )
-_K = flags.DEFINE_integer("k", 100, "How many singular values to find.")
+_K = flags.DEFINE_integer("k", 100, "Number of singular values.")
 _ITERATIONS = flags.DEFINE_integer(
-    "iterations", 10, "Iterations of the orthogonal iteration."
+    "iterations", 10, "Number of orthogonal iterations."
 )
 _RANKS = flags.DEFINE_list(
     "ranks", ["10", "20", "100"], "Numbers of directions to train again in."
 )
 _REPEATS = flags.DEFINE_integer(
-    "repeats", 1, "How many times to train again with each, with fresh noise."
+    "repeats", 1, "Number of runs with each, with fresh noise."
 )
 # Parts of the run whose spectra are compared.
 _WINDOWS = 3
@@ -90,11 +91,11 @@ class Study:
                 )
         if self.config.optimizer != "DPSGD":
             raise ValueError(
-                "Expected a config of DPSGD, whose gradients are looked at, "
+                "Expected a config of DPSGD, whose gradients are analysed, "
                 f"got {self.config.optimizer}."
             )
-        wrong = [k for k in self.ranks if not 1 <= k <= self.k]
-        if wrong:
+        out_of_range = [k for k in self.ranks if not 1 <= k <= self.k]
+        if out_of_range:
             raise ValueError(
                 f"Expected ranks from 1 to k = {self.k}, got {self.ranks}."
             )
@@ -111,13 +112,13 @@ class Study:
 
     def run(self, command):
         """Runs the unfinished parts, and writes table and figures."""
-        recorded = self._record()
+        base_result = self._record()
         store = analysis.GradientStore(
             self.gradients or self.folder / "record" / "gradients"
         )
-        found = self._decompose(store)
-        outcomes = self._train_again(recorded)
-        self._write(found, store, recorded, outcomes, command)
+        spectrum = self._decompose(store)
+        outcomes = self._train_again(base_result)
+        self._write(spectrum, store, base_result, outcomes, command)
 
     def check(self):
         """Checks settings that would otherwise fail after the first run.
@@ -146,11 +147,11 @@ class Study:
         training_run.announce(
             self._recording(), self.folder / "record", resume=True
         )
-        kept = self.gradients or (
+        source = self.gradients or (
             f"one in {self.every} steps is kept, in "
             f"{self.max_bytes / 1e9:g} GB at most"
         )
-        print(f"{'gradients':<10} {kept}; k = {self.k}")
+        print(f"{'gradients':<10} {source}; k = {self.k}")
         ranks = ", ".join(map(str, self.ranks))
         print(
             f"{'again':<10} {(len(self.ranks) + 1) * self.repeats} more runs "
@@ -189,14 +190,18 @@ class Study:
                     f"the spectrum of {arrays['made_of']}, not of {made_of}."
                 )
         print(f"decomposing {rows:,} gradients of {columns:,} numbers")
-        whole = analysis.top_singular_values(
+        decomposition = analysis.top_singular_values(
             store, self.k, iterations=self.iterations, directions=True
         )
-        stack = store if whole.gram is None else _with_gram(whole.gram)
-        found = {
+        stack = (
+            store
+            if decomposition.gram is None
+            else _with_gram(decomposition.gram)
+        )
+        spectrum = {
             "made_of": made_of,
-            "values": whole.singular_values,
-            "energy": whole.energy,
+            "values": decomposition.singular_values,
+            "energy": decomposition.energy,
             "windows": self._of_windows(stack),
             "by_iterations": [
                 analysis.top_singular_values(
@@ -207,26 +212,28 @@ class Study:
         }
         files.replace(
             file,
-            lambda path: np.savez(path, directions=whole.directions, **found),
+            lambda path: np.savez(
+                path, directions=decomposition.directions, **spectrum
+            ),
         )
-        return found
+        return spectrum
 
     def _of_windows(self, stack):
         """Singular values of the first, the middle and the last gradients."""
         edges = np.linspace(0, stack.shape[0], _WINDOWS + 1).astype(int)
-        some = min(self.k, int(np.diff(edges).min()))
+        count = min(self.k, int(np.diff(edges).min()))
         return [
             analysis.top_singular_values(
                 stack,
-                some,
+                count,
                 iterations=self.iterations,
-                rows=slice(int(first), int(last)),
+                rows=slice(int(start), int(stop)),
             ).singular_values
-            for first, last in zip(edges, edges[1:])
+            for start, stop in zip(edges, edges[1:])
         ]
 
-    def _train_again(self, recorded):
-        """Trains in the first k directions.
+    def _train_again(self, base_result):
+        """Trains again in the first directions, for each number of them.
 
         Returns:
             dict from k, or `None` for all dimensions, to the accuracies of the
@@ -239,7 +246,7 @@ class Study:
                 # The same noise. The directions are private, so these runs
                 # are not private, and no budget applies.
                 config.epsilon = None
-                config.noise_multiplier = recorded["noise_multiplier"]
+                config.noise_multiplier = base_result["noise_multiplier"]
                 name = f"all_{repeat}"
                 if k is not None:
                     config.optimizer = "ProjectedDPSGD"
@@ -254,16 +261,18 @@ class Study:
                 outcomes.setdefault(k, []).append(result["test_accuracy"])
         return outcomes
 
-    def _write(self, found, store, recorded, outcomes, command):
-        fit = analysis.decay_exponent(found["values"])
-        text = _table(self, found, fit, store, recorded, outcomes, command)
+    def _write(self, spectrum, store, base_result, outcomes, command):
+        fit = analysis.decay_exponent(spectrum["values"])
+        text = _table(
+            self, spectrum, fit, store, base_result, outcomes, command
+        )
         files.write_text(self.folder / "table.md", text)
         folder_page.write_with_figures(
             self.folder,
             {
-                "spectrum": lambda: _spectrum_figure(found, fit),
+                "spectrum": lambda: _spectrum_figure(spectrum, fit),
                 "spectra": lambda: _spectra_figure(
-                    found, self._iterations_shown
+                    spectrum, self._iterations_shown
                 ),
                 "accuracy": lambda: _accuracy_figure(outcomes),
             },
@@ -272,7 +281,7 @@ class Study:
 
 
 def _with_gram(gram):
-    """A small stack with the same inner products of rows."""
+    """A small matrix with the same inner products of rows."""
     squares, vectors = np.linalg.eigh(gram)
     return vectors * np.sqrt(np.maximum(squares, 0.0))
 
@@ -287,9 +296,10 @@ def _train(config, folder):
     return training_run.train(config, folder, resume=True, results_only=True)
 
 
-def _table(study, found, fit, store, recorded, outcomes, command):
+def _table(study, spectrum, fit, store, base_result, outcomes, command):
     rows, columns = store.shape
-    share = np.sum(found["values"] ** 2) / found["energy"]
+    share = np.sum(spectrum["values"] ** 2) / spectrum["energy"]
+    count = len(spectrum["values"])
     low, high = fit.interval
     lines = [
         *folder_page.heading(
@@ -298,16 +308,15 @@ def _table(study, found, fit, store, recorded, outcomes, command):
             command,
         ),
         f"Singular values decay as rank^-{fit.exponent:.3f} (95 % interval of "
-        f"the fit: {low:.3f} to {high:.3f}; ranks 1 to "
-        f"{len(found['values'])}). The first {len(found['values'])} directions "
-        f"hold {100 * share:.1f} % of the energy.",
+        f"the fit: {low:.3f} to {high:.3f}; ranks 1 to {count}). The first "
+        f"{count} directions hold {100 * share:.1f} % of the energy.",
         "",
         "An analysis of private data: no ε covers what is here.",
         "",
         f"{rows:,} mean clipped gradients of {columns:,} weights, along "
-        f"{recorded['steps']:,} steps of DP-SGD with σ = "
-        f"{recorded['noise_multiplier']:.4g}, whose test accuracy is "
-        f"{100 * recorded['test_accuracy']:.1f} %.",
+        f"{base_result['steps']:,} steps of DP-SGD with σ = "
+        f"{base_result['noise_multiplier']:.4g}, whose test accuracy is "
+        f"{100 * base_result['test_accuracy']:.1f} %.",
         "",
         "Trained again from the same start, with the gradient projected on "
         "the first directions after clipping, and as much noise in all "
@@ -323,11 +332,11 @@ def _table(study, found, fit, store, recorded, outcomes, command):
     return "\n".join(lines) + "\n"
 
 
-def _spectrum_figure(found, fit):
+def _spectrum_figure(spectrum, fit):
     """Figure of singular values with the fit, their density and energy."""
     canvas = figures.new(12, 4, "Singular values of mean clipped gradients")
     grid = canvas.subplots(1, 3)
-    values = found["values"]
+    values = spectrum["values"]
     ranks = np.arange(1, len(values) + 1)
     low, high = fit.interval
     grid[0].loglog(ranks, values, color=figures.BLUE, linewidth=2)
@@ -350,7 +359,7 @@ def _spectrum_figure(found, fit):
     grid[1].set_xlabel("singular value")
     grid[1].set_ylabel("density")
     figures.subtitle(grid[1], f"density of the first {len(values)}")
-    share = np.cumsum(values**2) / found["energy"]
+    share = np.cumsum(values**2) / spectrum["energy"]
     grid[2].plot(ranks, share, color=figures.BLUE, linewidth=2)
     grid[2].set_ylim(0, 1)
     grid[2].yaxis.set_major_formatter(ticker.PercentFormatter(1.0))
@@ -369,17 +378,17 @@ def _tidy(axes):
             axis.set_minor_formatter(ticker.NullFormatter())
 
 
-def _spectra_figure(found, iterations):
+def _spectra_figure(spectrum, iterations):
     """Figure of spectra by part of the run and by number of iterations."""
     canvas = figures.new(9, 4, "Singular values of mean clipped gradients")
     grid = canvas.subplots(1, 2, sharey=True)
     parts = ["first", *["middle"] * (_WINDOWS - 2), "last"]
     for axes, name, spectra, labels in (
-        (grid[0], "by part of the run", found["windows"], parts),
+        (grid[0], "by part of the run", spectrum["windows"], parts),
         (
             grid[1],
             "by number of iterations",
-            found["by_iterations"],
+            spectrum["by_iterations"],
             iterations,
         ),
     ):
@@ -420,7 +429,7 @@ def _accuracy_figure(outcomes):
     return canvas
 
 
-def _rank(text):
+def _parse_rank(text):
     if not text.strip().isdecimal():
         raise ValueError(
             f"Expected --ranks of whole numbers, such as 10,20, got {text!r}."
@@ -429,7 +438,7 @@ def _rank(text):
 
 
 def main():
-    """Makes the study that the flags describe."""
+    """Runs the study that the flags describe."""
     config = config_flag.begin()
     if not 0 < _MAX_GIGABYTES.value < math.inf:
         raise ValueError(
@@ -444,7 +453,7 @@ def main():
         max_bytes=int(1e9 * _MAX_GIGABYTES.value),
         k=_K.value,
         iterations=_ITERATIONS.value,
-        ranks=tuple(map(_rank, _RANKS.value)),
+        ranks=tuple(map(_parse_rank, _RANKS.value)),
         repeats=_REPEATS.value,
     )
     run_directory.require_own(study.folder, "record")

@@ -29,14 +29,14 @@ def attacked(train, shadow_models=0):
     """Attacks a model that is trained on a random half of digits.
 
     Half of the digits have random labels. Real labels are too easy: a model
-    predicts them without having seen the example. Random labels can only be
+    predicts them for an example that it has not seen. Random labels can only be
     memorized.
 
     Args:
         train: function of images, labels and a seed that returns a trained
             Keras model, which gives logits.
-        shadow_models: int, how many further models are trained by it, each on
-            a random half, for the likelihood ratio attack: four at least, or
+        shadow_models: int, number of further models that it trains, each on a
+            random half, for the likelihood ratio attack: four at least, or
             none. Defaults to `0`.
 
     Returns:

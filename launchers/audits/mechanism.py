@@ -92,8 +92,8 @@ def audited(name, sizes, infers=True, shadow_models=0):
     Args:
         name: string, one of `NAMES`.
         sizes: `Sizes`.
-        infers: bool, whether models trained on digits are attacked by
-            membership inference. Defaults to `True`.
+        infers: bool, whether membership inference attacks models that are
+            trained on digits. Defaults to `True`.
         shadow_models: int, for these attacks. Defaults to `0`.
     """
     from tf_dpsub import auditing
@@ -141,7 +141,7 @@ def audited(name, sizes, infers=True, shadow_models=0):
 
 
 def attacked(name=None, shadow_models=0):
-    """Membership inference against a mechanism, with ε = 8, on digits.
+    """Attacks a model trained on digits with ε = 8 by membership inference.
 
     Args:
         name: string, one of `NAMES`; None for training that is not private.

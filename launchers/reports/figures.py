@@ -126,8 +126,8 @@ def write(canvas, path, png_only=()):
     files.write_text(path.with_suffix(".svg"), text)
 
 
-# CSS pixels per point: at the least scale, texts of 10 points are legible; at
-# the largest, they are no larger than the text around them.
+# CSS pixels per point: at the smallest scale, texts of 10 points are legible;
+# at the largest, they are no larger than the text around them.
 _LEAST_SCALE, _LARGEST_SCALE = 0.95, 1.6
 
 # Colours that follow the page's colour scheme; those of data do not.
@@ -137,8 +137,8 @@ _FOLLOWS = {"#000000": "ink", INK: "ink", GREY: "grey", FAINT: "faint"}
 def svg(canvas, name, hidden=()):
     """The figure as an SVG element that takes the colours of its web page.
 
-    The title is not drawn. It is the SVG's `<title>`, from which the page makes
-    a caption: a caption does not shrink with the figure.
+    The title is not drawn. The page takes it as a caption from the SVG's
+    `<title>`: a caption does not shrink with the figure.
 
     Args:
         canvas: `matplotlib.figure.Figure`.
@@ -202,9 +202,9 @@ def _take_literally(canvas):
         if isinstance(axis.get_major_formatter(), ticker.LogFormatter)
         for label in axis.get_ticklabels(which="both")
     }
-    for drawn in canvas.findobj(Text):
-        if drawn not in scales:
-            drawn.set_parse_math(False)
+    for text in canvas.findobj(Text):
+        if text not in scales:
+            text.set_parse_math(False)
 
 
 def description(canvas):
@@ -213,15 +213,15 @@ def description(canvas):
     if canvas.get_suptitle():
         parts.append(canvas.get_suptitle())
     for axes in canvas.axes:
-        shown = [*_lines(axes), *_points(axes), *_bars(axes)]
-        if not shown:
+        series = [*_lines(axes), *_points(axes), *_bars(axes)]
+        if not series:
             continue
         title = axes.get_title(loc="left") or axes.get_title()
         names = " by ".join(
             filter(None, (axes.get_ylabel(), axes.get_xlabel()))
         )
         heading = ", ".join(filter(None, (title, names)))
-        parts.append(": ".join(filter(None, (heading, "; ".join(shown)))))
+        parts.append(": ".join(filter(None, (heading, "; ".join(series)))))
     return ". ".join(parts) + "."
 
 

@@ -136,8 +136,8 @@ def _headline(result):
         yield Figure("accuracy", accuracy, tested)
         return
     perplexity = float(result["test_perplexity"])
-    shown = f"{perplexity:.4g}" if math.isfinite(perplexity) else "∞"
-    yield Figure("perplexity", shown, tested)
+    perplexity_text = f"{perplexity:.4g}" if math.isfinite(perplexity) else "∞"
+    yield Figure("perplexity", perplexity_text, tested)
     yield Figure("BLEU", f"{result['test_bleu']:.1f}")
 
 
@@ -151,7 +151,7 @@ def _numbers(result):
         ("private examples", f"{result['private_examples']:,}"),
         ("epochs, steps", f"{result['epochs']:,}, {result['steps']:,}"),
         ("parameters", f"{result['parameters']:,}"),
-        ("ε by RDP, by PLD", ", ".join(map(_epsilon, _both(result)))),
+        ("ε by RDP, by PLD", ", ".join(map(_epsilon, _epsilons(result)))),
         ("test loss", f"{float(result['test_loss']):.4g}"),
         ("peak memory", f"{memory['host']:,.0f} MiB"),
     ]
@@ -160,7 +160,7 @@ def _numbers(result):
     return markup.pairs(rows)
 
 
-def _both(result):
+def _epsilons(result):
     return result["epsilon_rdp"], result["epsilon_pld"]
 
 
@@ -169,15 +169,19 @@ def _epsilon(value):
 
 
 def _recorded(folder):
-    """Yields sections with the results of gradient recorders."""
+    """Yields sections with figures of what gradient recorders wrote."""
     file = folder / "test_projection_error.csv"
     if file.exists():
-        yield Section("Projection error", _drawn(_projection_error(file), file))
+        yield Section(
+            "Projection error", _figure_of(_projection_error(file), file)
+        )
     for file in sorted(folder.glob("[!.]*_spectrum.npz")):
-        yield Section("Spectrum of gradients", _drawn(_spectrum(file), file))
+        yield Section(
+            "Spectrum of gradients", _figure_of(_spectrum(file), file)
+        )
 
 
-def _drawn(canvas, file):
+def _figure_of(canvas, file):
     return markup.figure(figures.svg(canvas, file.stem), canvas.get_suptitle())
 
 
@@ -201,8 +205,8 @@ def _projection_error(file):
 def _spectrum(file):
     with np.load(file) as arrays:
         epochs, eigenvalues = arrays["epochs"], arrays["eigenvalues"]
-    what = "test" if file.stem.startswith("test") else "private"
-    canvas = figures.new(7, 3.5, f"Eigenvalues of {what} gradients")
+    split = "test" if file.stem.startswith("test") else "private"
+    canvas = figures.new(7, 3.5, f"Eigenvalues of {split} gradients")
     axes = canvas.subplots()
     for epoch, values in zip(epochs, eigenvalues):
         positive = values[values > 0]
@@ -217,7 +221,7 @@ def _spectrum(file):
 
 def _others(folder, result):
     """Yields a section with the other runs in the parent folder."""
-    found = []
+    runs = []
     for file in folder.parent.glob("*/result.json"):
         try:
             other = files.read_json(file)
@@ -229,15 +233,15 @@ def _others(folder, result):
             AttributeError,
             ArithmeticError,
         ):
-            # Files of other programs or versions are skipped.
+            # Files of other programs or versions do not fit.
             continue
-        found.append((file.stat().st_mtime, file.parent == folder, row))
-    if len(found) < 2:
+        runs.append((file.stat().st_mtime, file.parent == folder, row))
+    if len(runs) < 2:
         return
-    found.sort(key=lambda run: run[0])
+    runs.sort(key=lambda run: run[0])
     rows = [
-        (f"{row[0]} (this one)" if own else row[0], *row[1:])
-        for _, own, row in found[-_EARLIER_SHOWN:]
+        (f"{row[0]} (this one)" if is_this else row[0], *row[1:])
+        for _, is_this, row in runs[-_EARLIER_SHOWN:]
     ]
     columns = ("run", "ended", "data", "method", "result", "ε", "δ")
     text = "<p>Runs in the same folder, the latest last.</p>"
@@ -245,10 +249,10 @@ def _others(folder, result):
 
 
 def _compared(file, result):
-    ended = datetime.datetime.fromtimestamp(file.stat().st_mtime)
+    end_time = datetime.datetime.fromtimestamp(file.stat().st_mtime)
     return (
         file.parent.name,
-        f"{ended:%Y-%m-%d %H:%M}",
+        f"{end_time:%Y-%m-%d %H:%M}",
         result["config"]["dataset"],
         result["config"]["optimizer"],
         result["summary"].partition(" at (")[0],
@@ -272,14 +276,14 @@ def _of_table(folder):
     text = (folder / "table.md").read_text("utf-8")
     title = re.search(r"^# (.*)$", text, re.MULTILINE)
     command = re.search(r"^```sh\n(.*?)\n```\n", text, re.DOTALL | re.MULTILINE)
-    rest = text[command.end() :].strip()
-    sentence, _, rest = rest.partition("\n\n")
+    body = text[command.end() :].strip()
+    sentence, _, body = body.partition("\n\n")
     return markup.page(
         title[1],
         sentence.replace("**", "").replace("\n", " "),
         [
             Section("", _figures(folder, title[1])),
-            Section("", _from_markdown(rest)),
+            Section("", _from_markdown(body)),
             _environment(versions()),
         ],
         command[1],
@@ -293,9 +297,8 @@ def _from_markdown(text):
     )
     reader.preprocessors.deregister("html_block")
     reader.inlinePatterns.deregister("html")
-    made = reader.convert(text)
-    made = safe_html.cleaned(made)
-    return made.replace("<table>", '<div class="wide"><table>').replace(
+    body = safe_html.cleaned(reader.convert(text))
+    return body.replace("<table>", '<div class="wide"><table>').replace(
         "</table>", "</table></div>"
     )
 
@@ -314,13 +317,13 @@ def _figures(folder, title):
 
 def _caption(svg, title):
     """The title of a figure; empty if it is the title of the page."""
-    found = re.search(r"<title>(.*?)</title>", svg, re.DOTALL)
-    caption = html.unescape(found[1]) if found else ""
+    match = re.search(r"<title>(.*?)</title>", svg, re.DOTALL)
+    caption = html.unescape(match[1]) if match else ""
     return "" if caption == title else caption
 
 
-def _environment(found, devices=()):
-    rows = [*found.items()]
+def _environment(packages, devices=()):
+    rows = [*packages.items()]
     if devices:
         rows.append(("devices", ", ".join(devices)))
     return Section("Environment", markup.pairs(rows))

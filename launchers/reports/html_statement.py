@@ -1,4 +1,4 @@
-"""The privacy statement as HTML."""
+"""Layout of the privacy statement in a page of HTML."""
 
 import html
 import re
@@ -18,9 +18,9 @@ _WARNINGS = ("WARNING", "NOT PRIVATE")
 def section(text):
     """Lays a privacy statement out as a section of a page.
 
-    Values of ε are a table, narrow enough for a phone. Each paragraph stands
-    beside its term, or below it on a narrow screen. No word of the statement is
-    left out.
+    Values of ε form a table that fits a phone. Each paragraph stands beside its
+    term, or below it on a narrow screen. The section has all words of the
+    statement.
 
     Args:
         text: string, as `tf_dpsub.accounting.statement` returns it.
@@ -45,9 +45,9 @@ def section(text):
 
 def _term(paragraph):
     for form in _TERMS:
-        found = form.fullmatch(paragraph)
-        if found is not None:
-            return found[1], found[2]
+        match = form.fullmatch(paragraph)
+        if match is not None:
+            return match[1], match[2]
     return None
 
 

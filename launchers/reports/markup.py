@@ -1,4 +1,8 @@
-"""HTML of a page for the browser that needs no other file, and no network."""
+"""HTML of pages that need no other file and no network.
+
+Not Jinja2: nearly all is the style, and ten short functions that escape their
+texts need no templates, which the wheel would carry as data files.
+"""
 
 import base64
 import dataclasses
@@ -70,7 +74,7 @@ button {
 .beside { display: grid; gap: 0 2.5rem; align-items: start; }
 .beside > div { min-width: 0; }
 .wide { margin: 0.75rem 0; }
-/* What scrolls sideways has a shadow where it goes on. */
+/* A shadow shows where content goes on sideways. */
 .wide, figure {
   overflow-x: auto; background:
     linear-gradient(90deg, var(--page) 50%, transparent) 0 / 2.5rem 100%,
@@ -295,8 +299,9 @@ def figure(svg, caption=""):
         svg: string, as `figures.svg` returns it.
         caption: string. Defaults to none.
     """
-    said = f"<figcaption>{html.escape(caption)}</figcaption>" * bool(caption)
-    return f"<figure>{said}{safe_html.cleaned(svg)}</figure>"
+    if caption:
+        caption = f"<figcaption>{html.escape(caption)}</figcaption>"
+    return f"<figure>{caption}{safe_html.cleaned(svg)}</figure>"
 
 
 def beside(*parts):

@@ -31,7 +31,7 @@ def save_progress(
         # Narrow enough to be legible on a phone.
         canvas = figures.new(4.6, 5, title, dpi=200)
         upper, lower = canvas.subplots(2, 1, sharex=True, height_ratios=[3, 2])
-        said = figures.subtitle(upper, textwrap.fill(subtitle, 48))
+        result_text = figures.subtitle(upper, textwrap.fill(subtitle, 48))
         for name, label, colour in (
             (metric, "training (private, not covered by ε)", _TRAINING),
             (f"val_{metric}", "test", _TEST),
@@ -50,9 +50,9 @@ def save_progress(
         canvas.legend(
             frameon=False, loc="outside lower left", labelcolor=figures.INK
         )
-        spent = [row["epsilon"] for row in rows]
-        if all(map(math.isfinite, spent)):
-            _line(lower, epochs, spent, None, _EPSILON)
+        epsilons = [row["epsilon"] for row in rows]
+        if all(map(math.isfinite, epsilons)):
+            _line(lower, epochs, epsilons, None, _EPSILON)
         else:
             lower.text(
                 0.5,
@@ -84,7 +84,7 @@ def save_progress(
         for axes in (upper, lower):
             figures.tidy(axes)
         canvas.align_ylabels()
-        figures.write(canvas, path, png_only=[said])
+        figures.write(canvas, path, png_only=[result_text])
 
 
 def _line(axes, epochs, values, label, colour):
