@@ -103,45 +103,46 @@ class GeometricMedian:
         steps = max(1, round(fraction * _STEPS))
         files.make_folder(folder)
         file = folder / "points.json"
-        held = {"steps": steps, "points": {}}
+        saved = {"steps": steps, "points": {}}
         if file.exists():
-            held = files.read_json(file)
-        if held["steps"] != steps:
+            saved = files.read_json(file)
+        if saved["steps"] != steps:
             raise ValueError(
                 f"Expected a folder with runs of {steps} steps, got {folder}, "
-                f"with runs of {held['steps']}. Name another workdir, or give "
+                f"with runs of {saved['steps']}. Name another workdir, or give "
                 "the same --fraction."
             )
-        left = [p for p in points if p.name not in held["points"]]
+        unfinished = [p for p in points if p.name not in saved["points"]]
+        finished_count = len(points) - len(unfinished)
         print(
-            f"{self.title}: {len(points)} runs, {len(points) - len(left)} "
-            f"finished, {len(left)} to run in {folder}/",
+            f"{self.title}: {len(points)} runs, {finished_count} finished, "
+            f"{len(unfinished)} to run in {folder}/",
             flush=True,
         )
         sigma = accounting.uniform_noise_multiplier(
             epsilon=_EPSILON, delta=_DELTA, examples=_EXAMPLES, steps=steps
         )
         try:
-            for point, losses in _each(left, sigma, steps, jobs):
-                held["points"][point.name] = losses
-                files.write_json(file, held)
+            for point, losses in _solve_all(unfinished, sigma, steps, jobs):
+                saved["points"][point.name] = losses
+                files.write_json(file, saved)
         except KeyboardInterrupt:
             print("\nInterrupted; the same command goes on from here.")
             return 130
         finally:
-            self._write_results(folder, held, sigma, command)
+            self._write_results(folder, saved, sigma, command)
         print(f"{folder}/table.md")
         return 0
 
-    def _write_results(self, folder, held, sigma, command):
-        done = [p for p in self.points() if p.name in held["points"]]
-        if not done:
+    def _write_results(self, folder, saved, sigma, command):
+        finished = [p for p in self.points() if p.name in saved["points"]]
+        if not finished:
             return
-        rows = _rows(done, held["points"])
-        text = _table(self.title, rows, held["steps"], sigma, command)
+        rows = _rows(finished, saved["points"])
+        text = _table(self.title, rows, saved["steps"], sigma, command)
         files.write_text(folder / "table.md", text)
         folder_page.write_with_figures(
-            folder, {"loss": lambda: _figure(self.title, rows, held["steps"])}
+            folder, {"loss": lambda: _figure(self.title, rows, saved["steps"])}
         )
 
 
@@ -149,8 +150,9 @@ def solve(point, noise_multiplier, steps):
     """Runs the algorithm on synthetic data.
 
     The first ten coordinates of an example are normal with mean 1 and variance
-    1, the others are 0. A loss is `||x - x_i||_A`, `||v||_A^2 = v^T A v`, whose
-    gradients are of norm 1 at most, as A's eigenvalues are.
+    1, the others are 0. The loss of example i is `||x - x_i||_A`, with
+    `||v||_A^2 = v^T A v`. Its gradients have norm 1 at most, since A's
+    eigenvalues are 1 at most.
 
     Args:
         point: `Point`.
@@ -158,8 +160,8 @@ def solve(point, noise_multiplier, steps):
         steps: int.
 
     Returns:
-        dict of the mean loss on the examples, `empirical`, and on as many new
-        ones, `population`.
+        dict of two mean losses: `empirical`, on the examples, and
+        `population`, on as many new ones.
     """
     weights = np.arange(1, point.dimensions + 1) ** -_MATRICES[point.matrix]
     generator = np.random.default_rng([point.seed, 1])
@@ -172,7 +174,7 @@ def solve(point, noise_multiplier, steps):
         size = math.sqrt(weighted @ difference)
         return weighted / size if size else weighted
 
-    found = analysis.averaged_sgd(
+    solution = analysis.averaged_sgd(
         gradient,
         _EXAMPLES,
         np.zeros(point.dimensions),
@@ -183,32 +185,34 @@ def solve(point, noise_multiplier, steps):
         regularization=point.regularization,
         seed=point.seed,
     )
-    first, rest = np.split(weights, [_INFORMATIVE])
-    beside = np.sum(rest * found[_INFORMATIVE:] ** 2)
+    outside = np.sum(weights[_INFORMATIVE:] * solution[_INFORMATIVE:] ** 2)
 
-    def loss(at):
-        inside = np.sum(first * (found[:_INFORMATIVE] - at) ** 2, axis=1)
-        return float(np.mean(np.sqrt(inside + beside)))
+    def loss(centers):
+        differences = solution[:_INFORMATIVE] - centers
+        inside = np.sum(weights[:_INFORMATIVE] * differences**2, axis=1)
+        return float(np.mean(np.sqrt(inside + outside)))
 
     return {"empirical": loss(examples), "population": loss(others)}
 
 
-def _each(points, sigma, steps, jobs):
-    """Yields points with their losses, as they finish."""
-    began = time.monotonic()
+def _solve_all(points, sigma, steps, jobs):
+    """Yields pairs of a point and its losses, as they finish."""
+    start = time.monotonic()
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(
         min(jobs, max(len(points), 1)), mp_context=context
     ) as pool:
         waiting = {pool.submit(solve, p, sigma, steps): p for p in points}
         # Estimate: the time of a run grows with its dimensions.
-        total = sum(p.dimensions + 1000 for p in points)
-        done = 0
+        total_work = sum(p.dimensions + 1000 for p in points)
+        work_done = 0
         try:
             for future in concurrent.futures.as_completed(waiting):
                 point, losses = waiting[future], future.result()
-                done += point.dimensions + 1000
-                seconds = (time.monotonic() - began) * (total / done - 1)
+                work_done += point.dimensions + 1000
+                seconds = (time.monotonic() - start) * (
+                    total_work / work_done - 1
+                )
                 print(
                     f"{point.name}: {losses['empirical']:.4f}; "
                     f"{durations.text(seconds)} left",
@@ -239,9 +243,9 @@ class _Row:
 def _rows(points, losses):
     """Rows for three ways to choose the learning rate.
 
-    The rate is shared by all rows, by all dimensions of a matrix, or chosen for
-    each row. The choice is by the lowest empirical loss; a shared rate is
-    chosen in the most dimensions, and, for all matrices, by the sum of losses.
+    All rows share the rate, all dimensions of a matrix share it, or each row
+    has its own. The lowest empirical loss decides: for a shared rate the loss
+    in the most dimensions, summed over the matrices that share it.
 
     Returns:
         dict from `"all"`, `"matrix"` and `"each"` to lists of `_Row`.
@@ -258,19 +262,23 @@ def _rows(points, losses):
         key = row.matrix, row.dimensions
         if key not in best or row.mean() < best[key].mean():
             best[key] = row
-    most = {m: max(d for n, d in best if n == m) for m, _ in best}
+    most_dimensions = {m: max(d for n, d in best if n == m) for m, _ in best}
     totals = {}
     for row in rows:
-        if row.dimensions == most[row.matrix]:
+        if row.dimensions == most_dimensions[row.matrix]:
             totals.setdefault(row.tuned, []).append(row.mean())
     # Rates that have not run for all matrices yet are left out.
-    whole = {t: sum(v) for t, v in totals.items() if len(v) == len(most)}
+    whole = {
+        t: sum(v) for t, v in totals.items() if len(v) == len(most_dimensions)
+    }
     return {
         "all": [
             r for r in rows if whole and r.tuned == min(whole, key=whole.get)
         ],
         "matrix": [
-            r for r in rows if r.tuned == best[r.matrix, most[r.matrix]].tuned
+            r
+            for r in rows
+            if r.tuned == best[r.matrix, most_dimensions[r.matrix]].tuned
         ],
         "each": list(best.values()),
     }
@@ -320,17 +328,17 @@ def _table(title, rows, steps, sigma, command):
 
 def _sentence(rows):
     """Sentence on how each matrix's loss changes with the dimensions."""
-    of = {}
+    rows_of = {}
     for row in rows:
-        of.setdefault(row.matrix, []).append(row)
+        rows_of.setdefault(row.matrix, []).append(row)
     changes = []
-    for matrix, own in of.items():
-        own.sort(key=lambda row: row.dimensions)
-        first, last = own[0], own[-1]
+    for matrix, matrix_rows in rows_of.items():
+        matrix_rows.sort(key=lambda row: row.dimensions)
+        fewest, most = matrix_rows[0], matrix_rows[-1]
         changes.append(
-            f"from {first.mean('empirical'):.3f} to "
-            f"{last.mean('empirical'):.3f} with A = {matrix} (d = "
-            f"{first.dimensions:,} to {last.dimensions:,})"
+            f"from {fewest.mean('empirical'):.3f} to "
+            f"{most.mean('empirical'):.3f} with A = {matrix} (d = "
+            f"{fewest.dimensions:,} to {most.dimensions:,})"
         )
     return f"The loss goes {', '.join(changes)}."
 
@@ -349,13 +357,13 @@ def _figure(title, rows, steps):
         figures.tidy(axes)
         figures.subtitle(axes, head)
         for matrix in _MATRICES:
-            own = [r for r in rows[kind] if r.matrix == matrix]
-            own.sort(key=lambda row: row.dimensions)
+            matrix_rows = [r for r in rows[kind] if r.matrix == matrix]
+            matrix_rows.sort(key=lambda row: row.dimensions)
             for losses, style in (("empirical", "-"), ("population", ":")):
                 axes.errorbar(
-                    [r.dimensions for r in own],
-                    [r.mean(losses) for r in own],
-                    yerr=[r.deviation(losses) for r in own],
+                    [r.dimensions for r in matrix_rows],
+                    [r.mean(losses) for r in matrix_rows],
+                    yerr=[r.deviation(losses) for r in matrix_rows],
                     label=f"A = {matrix}"
                     + (", new examples" if losses == "population" else ""),
                     color=_COLOURS[matrix],

@@ -241,10 +241,10 @@ def random_basis(inputs):
         _change_subspace(config, update_every=_SPARSE)
         config.recorders = ("test_projection_error",)
         _set_method(config, method)
-        own = {"GP": "gp", "GEP": "public"}.get(method, "random")
+        prefix = {"GP": "gp", "GEP": "public"}.get(method, "random")
         trials.append(
             Trial(
-                name=f"{own}_seed{seed}",
+                name=f"{prefix}_seed{seed}",
                 labels={"method": method},
                 config=_seeded(config, seed),
             )
@@ -284,10 +284,10 @@ def _by_setting(inputs, name, title, label, values):
             if label == "m" and value:
                 config.public_examples = value
             _set_method(config, method)
-            own = f"{label}{value}_" if value else ""
+            prefix = f"{label}{value}_" if value else ""
             trials.append(
                 Trial(
-                    name=f"{own}{_METHODS[method]}_seed{seed}",
+                    name=f"{prefix}{_METHODS[method]}_seed{seed}",
                     labels={"method": method, label: value},
                     config=_seeded(config, seed),
                 )
@@ -332,12 +332,12 @@ def _set_method(config, method):
     elif method == "B-GEP":
         config.optimizer_kwargs = METHODS["B-GEP"].kwargs
     elif method == "GEP, random basis":
-        own = config.subspace_kwargs
+        public = config.subspace_kwargs
         config.subspace = "RandomSubspace"
         config.subspace_kwargs = {
-            "rank": own.rank,
-            "groups": own.groups,
-            "update_every": own.update_every,
+            "rank": public.rank,
+            "groups": public.groups,
+            "update_every": public.update_every,
         }
 
 
@@ -361,7 +361,7 @@ def _require_images(inputs):
 
 def _require_file(flag, content, path):
     if path is None or not pathlib.Path(path).is_file():
-        found = "none" if path is None else f"{path!r}, which is no file"
+        problem = "none" if path is None else f"{path!r}, which is no file"
         raise ValueError(
-            f"Expected --{flag}=FILE, an .npz file {content}, got {found}."
+            f"Expected --{flag}=FILE, an .npz file {content}, got {problem}."
         )

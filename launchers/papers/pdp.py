@@ -110,12 +110,13 @@ def _against_epsilon(name, title, base, rates):
 
 
 def rank(inputs):
-    """Accuracy against the rank k on MNIST at σ = 18, k by itself included."""
+    """Accuracy against the rank k on MNIST at σ = 18, also a chosen k."""
     ranks = (10, 20, 30, 50, 80, "auto")
 
     def change(config, k):
-        own = {"rank": k} | ({"max_rank": 80} if k == "auto" else {})
-        config.subspace_kwargs = config.subspace_kwargs.to_dict() | own
+        _change_subspace(
+            config, rank=k, **({"max_rank": 80} if k == "auto" else {})
+        )
 
     return _against_setting(
         "pdp_k", "PDP-SGD on MNIST by the rank k, σ = 18", "k", ranks, change
@@ -141,8 +142,7 @@ def refresh(inputs):
     """Accuracy on MNIST at σ = 18 with a basis renewed every s steps."""
 
     def change(config, steps):
-        own = {"update_every": steps}
-        config.subspace_kwargs = config.subspace_kwargs.to_dict() | own
+        _change_subspace(config, update_every=steps)
 
     return _against_setting(
         "pdp_refresh",
@@ -203,8 +203,8 @@ def _against_setting(name, title, label, values, change):
             config = pdp_mnist.get_config()
             change(config, value)
             trial = _trial(config, units, sigma, "PDP-SGD", _MNIST[sigma], seed)
-            own = f"{units.lower()}_{label}{value}_seed{seed}"
-            trials.append(_relabelled(trial, label, value, own))
+            trial_name = f"{units.lower()}_{label}{value}_seed{seed}"
+            trials.append(_relabelled(trial, label, value, trial_name))
     return Experiment(
         name=name,
         title=title,
@@ -212,6 +212,10 @@ def _against_setting(name, title, label, values, change):
         figures=plots.by_setting(label, panel="units"),
         notes=(_UNITS_NOTE, _EPSILON_NOTE),
     )
+
+
+def _change_subspace(config, **changes):
+    config.subspace_kwargs = config.subspace_kwargs.to_dict() | changes
 
 
 def _relabelled(trial, label, value, name):

@@ -1,4 +1,4 @@
-"""How often the planner is right about which method is more accurate."""
+"""The planner's ranking of methods against their measured accuracies."""
 
 import copy
 import dataclasses
@@ -32,7 +32,7 @@ _SPLITS = 3
 _MOST = {"rgp_sst2": 256, "rgp_rank": 256}
 _STEPS = {"rgp_sst2": 40, "rgp_rank": 40}
 _DEFAULT_MOST, _DEFAULT_STEPS = 500, 1000
-# Fields of a config in which trials of one setting may differ.
+# Fields of a config that may differ between trials of one setting.
 _FREE = (
     "optimizer",
     "optimizer_kwargs",
@@ -94,7 +94,7 @@ class Member:
 
 
 class PlanRanking:
-    """How often the planner is right about which method is more accurate."""
+    """The planner's ranking of methods against their measured accuracies."""
 
     name = "plan_ranking"
     title = "The planner's ranking against measured accuracies"
@@ -120,31 +120,31 @@ class PlanRanking:
             ValueError: if none of the experiments has finished trials.
         """
         files.make_folder(folder)
-        file = folder / "pairs.json"
-        held = files.read_json(file) if file.exists() else {}
-        found = 0
+        pairs_file = folder / "pairs.json"
+        saved = files.read_json(pairs_file) if pairs_file.exists() else {}
+        setting_count = 0
         for point in points:
             trials = folder.parent / point.name / "trials"
             for name, members in settings(trials).items():
-                found += 1
+                setting_count += 1
                 key = f"{point.name}: {name}"
                 measured = [_as_json(m) for m in members]
-                known = held.get(key)
-                if known is None or known["measured"] != measured:
+                entry = saved.get(key)
+                if entry is None or entry["measured"] != measured:
                     print(f"planning {key}", flush=True)
-                    planned = _planned(point.name, members, fraction)
-                    held[key] = {"measured": measured, "planned": planned}
-                    files.write_json(file, held)
-        if not found:
+                    planned = _planned_alignments(point.name, members, fraction)
+                    saved[key] = {"measured": measured, "planned": planned}
+                    files.write_json(pairs_file, saved)
+        if not setting_count:
             raise ValueError(
                 "Expected finished trials of at least two methods of one of "
                 f"{', '.join(p.name for p in points)} in {folder.parent}, got "
                 "none. Run these experiments first, in the same workdir."
             )
-        text = _table(self.title, held, command)
+        text = _table(self.title, saved, command)
         files.write_text(folder / "table.md", text)
         folder_page.write_with_figures(
-            folder, {"pairs": lambda: _figure(self.title, pairs(held))}
+            folder, {"pairs": lambda: _figure(self.title, pairs(saved))}
         )
         print(f"{folder}/table.md")
         return 0
@@ -173,12 +173,12 @@ def settings(folder):
         grouped.setdefault(json.dumps(shared), {}).setdefault(
             kind, {}
         ).setdefault(tuned, []).append((result["test_accuracy"], config))
-    found = {}
+    members_of = {}
     for kinds in grouped.values():
         members = [_best(*kind, tries) for kind, tries in kinds.items()]
         if len(members) > 1:
-            found[_name(members[0].config)] = members
-    return found
+            members_of[_name(members[0].config)] = members
+    return members_of
 
 
 def _best(method, rank, tries):
@@ -239,7 +239,7 @@ def _as_json(member):
     }
 
 
-def _planned(experiment, members, fraction):
+def _planned_alignments(experiment, members, fraction):
     """Planned alignment of each member, by its name."""
     from tf_dpsub.launchers.training import config_plan
 
@@ -253,7 +253,7 @@ def _planned(experiment, members, fraction):
     config.learning_rate = plain.learning_rate
     config.l2_norm_clip = plain.l2_norm_clip
     steps = _STEPS.get(experiment, _DEFAULT_STEPS)
-    found = config_plan.plan_of(
+    plan = config_plan.plan_of(
         config,
         _EXPERIMENTS[experiment],
         _MOST.get(experiment, _DEFAULT_MOST),
@@ -279,8 +279,7 @@ def _planned(experiment, members, fraction):
         measure_cost=False,
     )
     alignments = {
-        (c.method, c.rank, c.l2_norm_clip): c.alignment
-        for c in found.candidates
+        (c.method, c.rank, c.l2_norm_clip): c.alignment for c in plan.candidates
     }
     return {
         m.name: alignments.get((m.method, m.rank, m.config.l2_norm_clip))
@@ -325,18 +324,22 @@ class Pair:
         return self.gain * self.predicted > 0
 
 
-def pairs(held):
-    """All pairs of methods of each setting; the better aligned comes first."""
-    found = []
-    for setting, both in held.items():
-        known = [
-            (_member_name(m), m["accuracies"], both["planned"][_member_name(m)])
-            for m in both["measured"]
-            if both["planned"][_member_name(m)] is not None
+def pairs(saved):
+    """Pairs of methods in each setting; the better aligned comes first."""
+    all_pairs = []
+    for setting, entry in saved.items():
+        planned_members = [
+            (
+                _member_name(m),
+                m["accuracies"],
+                entry["planned"][_member_name(m)],
+            )
+            for m in entry["measured"]
+            if entry["planned"][_member_name(m)] is not None
         ]
-        known.sort(key=lambda member: -member[2])
-        for one, other in itertools.combinations(known, 2):
-            found.append(
+        planned_members.sort(key=lambda member: -member[2])
+        for one, other in itertools.combinations(planned_members, 2):
+            all_pairs.append(
                 Pair(
                     setting=setting,
                     names=(one[0], other[0]),
@@ -347,7 +350,7 @@ def pairs(held):
                     margin=_margin(one[1], other[1]),
                 )
             )
-    return found
+    return all_pairs
 
 
 def _member_name(member):
@@ -365,23 +368,24 @@ def _margin(first, second):
     )
 
 
-def _table(title, held, command):
-    found = pairs(held)
-    decided = [p for p in found if p.is_decided]
-    right, sure = (sum(p.is_right for p in ps) for ps in (found, decided))
-    first, lost = _choices(held)
+def _table(title, saved, command):
+    all_pairs = pairs(saved)
+    decided = [p for p in all_pairs if p.is_decided]
+    right, sure = (sum(p.is_right for p in ps) for ps in (all_pairs, decided))
+    right_percent = 100 * right / max(len(all_pairs), 1)
+    sure_percent = 100 * sure / max(len(decided), 1)
+    best_first, mean_deficit = _choices(saved)
     lines = [
         *folder_page.heading(title, command),
-        f"Of {len(found)} pairs of methods in {len(held)} settings, the "
-        f"planner is right about {right} "
-        f"({100 * right / max(len(found), 1):.0f} %); of the {len(decided)} "
-        "whose accuracies differ by more than two standard errors (one point, "
-        f"where one seed ran), about {sure} "
-        f"({100 * sure / max(len(decided), 1):.0f} %). What it puts first is "
-        f"the most accurate in {first} of {len(held)} settings, and on average "
-        f"{100 * lost:.1f} points below the most accurate.",
+        f"Of {len(all_pairs)} pairs of methods in {len(saved)} settings, the "
+        f"planner is right about {right} ({right_percent:.0f} %); of the "
+        f"{len(decided)} whose accuracies differ by more than two standard "
+        f"errors (one point, where one seed ran), about {sure} "
+        f"({sure_percent:.0f} %). The method that it puts first is the most "
+        f"accurate in {best_first} of {len(saved)} settings, and on average "
+        f"{100 * mean_deficit:.1f} points below the most accurate.",
         "",
-        "Of each method and rank, the clip and learning rate that ran best. "
+        "Each method and rank has the clip and learning rate of its best runs. "
         "The planner read the public examples of the experiment (`pdp_...`, "
         "`digits_...`), or test examples (others), with the experiment's own "
         "public images for subspaces.",
@@ -389,7 +393,7 @@ def _table(title, held, command):
         "| setting | better aligned | than | alignments | accuracies (%) | |",
         "|---|---|---|---|---|---|",
     ]
-    for pair in found:
+    for pair in all_pairs:
         verdict = "right" if pair.is_right else "wrong"
         if not pair.is_decided:
             verdict += ", undecided"
@@ -403,22 +407,22 @@ def _table(title, held, command):
     return "\n".join(lines) + "\n"
 
 
-def _choices(held):
-    """Number of settings whose first choice is best, and the mean loss."""
-    first, lost = 0, []
-    for both in held.values():
+def _choices(saved):
+    """Number of settings whose first choice is best, and its mean deficit."""
+    best_first, deficits = 0, []
+    for entry in saved.values():
         means = {
             _member_name(m): statistics.fmean(m["accuracies"])
-            for m in both["measured"]
+            for m in entry["measured"]
         }
-        planned = {k: v for k, v in both["planned"].items() if v is not None}
+        planned = {k: v for k, v in entry["planned"].items() if v is not None}
         chosen = max(planned, key=planned.get)
-        lost.append(max(means.values()) - means[chosen])
-        first += lost[-1] == 0
-    return first, statistics.fmean(lost)
+        deficits.append(max(means.values()) - means[chosen])
+        best_first += deficits[-1] == 0
+    return best_first, statistics.fmean(deficits)
 
 
-def _figure(title, found):
+def _figure(title, all_pairs):
     canvas = figures.new(6.5, 4.6, title)
     axes = canvas.subplots()
     figures.tidy(axes)
@@ -427,9 +431,9 @@ def _figure(title, found):
         (True, False, "wrong"),
         (False, None, "within two standard errors"),
     ):
-        own = [
+        shown_pairs = [
             p
-            for p in found
+            for p in all_pairs
             if p.is_decided == is_decided
             and (is_right is None or p.is_right == is_right)
         ]
@@ -437,13 +441,13 @@ def _figure(title, found):
         if is_decided:
             colour = figures.BLUE if is_right else figures.RED
         axes.plot(
-            [p.predicted for p in own],
-            [100 * p.gain for p in own],
+            [p.predicted for p in shown_pairs],
+            [100 * p.gain for p in shown_pairs],
             color=colour,
             marker="o" if is_right or not is_decided else "X",
             linestyle="none",
             alpha=0.8,
-            label=f"{label} ({len(own)})",
+            label=f"{label} ({len(shown_pairs)})",
         )
     axes.axhline(0, color=figures.GREY, linewidth=1)
     axes.set_xlim(left=0)

@@ -133,7 +133,7 @@ _CIFAR10 = {
 }
 # Best learning rate of RGP and DP-SGD on SST-2, found by rgp_sst2_tuned.
 _RATE = {"learning_rate": 4e-3}
-# Of what is trained, not of the noise.
+# Layers that LoRA trains whole.
 _HEAD = ("pooled_dense", "logits")
 _SST2 = {
     "Full, not private": _Method(
@@ -182,8 +182,8 @@ def _small_sst2():
         "sequence_length": 24
     }
     config.private_examples = 40_000
-    # A step costs as much as its batch is large: few large batches leave the
-    # least noise at the same cost.
+    # The cost of a step grows with its batch: at the same cost, few large
+    # batches leave the least noise.
     config.batch_size = 1000
     config.epochs = 1
     config.optimizer_kwargs = {"warmup_steps": 10}
@@ -355,7 +355,7 @@ def rank(inputs):
 
 
 def residual(inputs):
-    """What historical carriers miss of gradients, and their stable rank."""
+    """Share of gradients outside historical carriers, and stable ranks."""
     trials = []
     for name in ("Full, not private", "RGP"):
         method = _SST2[name]
@@ -380,18 +380,19 @@ def _trial(task, name, method, config, seed, epsilon, label=None):
     """A trial of one method.
 
     Args:
-        task: string, for which the paper gives accuracies.
+        task: string, the name of the data in the paper's table.
         name: string, of the method.
         method: `_Method`.
         config: `ml_collections.ConfigDict`, changed for the method.
         seed: int.
         epsilon: int, the budget of a private method.
-        label: string, of the column that names the task. Defaults to `None`.
+        label: string, the column that names the task. Defaults to `None`: no
+            column does.
     """
     config.seed = seed
     epsilon = epsilon if method.is_private else "∞"
-    known = epsilon in (_PAPER_EPSILON, "∞")
-    paper = _PAPER[task].get(name) if known else None
+    in_paper = epsilon in (_PAPER_EPSILON, "∞")
+    paper = _PAPER[task].get(name) if in_paper else None
     prefix = f"{task}_" if label else ""
     prefix += f"epsilon{epsilon}_" if method.is_private else ""
     labels = {"method": name, "ε": epsilon}

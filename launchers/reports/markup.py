@@ -1,7 +1,8 @@
 """HTML of pages that need no other file and no network.
 
-Not Jinja2: nearly all is the style, and ten short functions that escape their
-texts need no templates, which the wheel would carry as data files.
+Not Jinja2: most of this file is the style sheet. The few functions that escape
+their texts need no templates, which would be data files of the wheel and one
+more dependency.
 """
 
 import base64

@@ -176,8 +176,8 @@ def test_a_basis_of_another_model(tmp_path, capsys):
 
 def test_a_rank_that_is_no_number():
     with pytest.raises(ValueError, match="--ranks of whole .*got 'a'"):
-        spectrum._rank("a")
-    assert spectrum._rank(" 12") == 12
+        spectrum._parse_rank("a")
+    assert spectrum._parse_rank(" 12") == 12
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,8 @@
-"""Figures of what the trials of an experiment came to."""
+"""Figures of the results of an experiment.
+
+Not seaborn: a method keeps its colour and marker in all figures, and most of
+the code is what seaborn leaves to matplotlib, such as the paper's points.
+"""
 
 import functools
 import itertools
@@ -21,8 +25,8 @@ def accuracy_against_epsilon(results, best=False):
 
     Args:
         results: `results.Results`.
-        best: bool, whether to show the best setting alone of each method and
-            ε. Defaults to `False`.
+        best: bool, whether to show only the best setting of each method and ε.
+            Defaults to `False`.
 
     Returns:
         A `matplotlib.figure.Figure`; None if no row is there yet.
@@ -42,16 +46,16 @@ def accuracy_against_epsilon(results, best=False):
         figures.subtitle(axes, name)
         methods = list(dict.fromkeys(row.method for row in rows))
         for i, method in enumerate(methods):
-            own = [row for row in rows if row.method == method]
+            method_rows = [row for row in rows if row.method == method]
             # Methods are shifted apart: most of them share their ε.
             shift = _BESIDE ** (i - (len(methods) - 1) / 2)
             _points(
                 axes,
-                own,
+                method_rows,
                 method,
                 lambda row, shift=shift: shift * row.epsilon("rdp"),
             )
-            _paper_points(axes, own, method)
+            _paper_points(axes, method_rows, method)
         _epsilon_axis(axes, rows)
         _accuracy_axis(axes)
     _legend(canvas, grid)
@@ -76,12 +80,12 @@ def accuracy_against_setting(results, setting):
         for row in rows:
             if row.labels[setting] == "":
                 _band(axes, row)
-        own = [row for row in rows if row.labels[setting] != ""]
-        values = list(dict.fromkeys(row.labels[setting] for row in own))
-        for method in dict.fromkeys(row.method for row in own):
+        varied_rows = [row for row in rows if row.labels[setting] != ""]
+        values = list(dict.fromkeys(row.labels[setting] for row in varied_rows))
+        for method in dict.fromkeys(row.method for row in varied_rows):
             _points(
                 axes,
-                [row for row in own if row.method == method],
+                [row for row in varied_rows if row.method == method],
                 method,
                 position=lambda row: values.index(row.labels[setting]),
             )
@@ -94,9 +98,9 @@ def accuracy_against_setting(results, setting):
 
 
 def accuracy_by_method(results):
-    """Draws a bar of test accuracy for each method and ε, by the paper's point.
+    """Draws a bar of test accuracy for each method and ε, and paper's points.
 
-    There is a panel for each task, where they have several.
+    Each task has its own panel.
 
     Args:
         results: `results.Results`.
@@ -107,9 +111,9 @@ def accuracy_by_method(results):
     if not results.rows:
         return None
     panels = _panels(results, "task")
-    most = max(map(len, panels.values()))
+    largest_panel = max(map(len, panels.values()))
     canvas, grid = _canvas(
-        results, len(panels), height=1.0 + 0.38 * most, sharey=False
+        results, len(panels), height=1.0 + 0.38 * largest_panel, sharey=False
     )
     for axes, (name, rows) in zip(grid, panels.items()):
         figures.subtitle(axes, name)
@@ -163,10 +167,12 @@ def _bars(axes, rows):
             va="center",
             fontsize=9,
         )
-    known = [(r.paper, n) for r, n in zip(rows, names) if r.paper is not None]
-    if known:
+    paper_points = [
+        (r.paper, n) for r, n in zip(rows, names) if r.paper is not None
+    ]
+    if paper_points:
         axes.plot(
-            *zip(*known),
+            *zip(*paper_points),
             marker="D",
             linestyle="",
             markerfacecolor="none",
@@ -180,7 +186,7 @@ def _bars(axes, rows):
 
 
 def training_curves(results, panel, line="method", labels=None):
-    """Draws test accuracy by epoch: means over seeds, and their range.
+    """Draws test accuracy by epoch: the mean and the range over seeds.
 
     Args:
         results: `results.Results`.
@@ -229,20 +235,20 @@ def grid_of_settings(results):
     panels = _panels(results, "learning rate", rows)
     clips = sorted({row.labels["clip"] for row in rows})
     canvas, grid = _canvas(results, len(panels), height=4.2)
-    for axes, (name, own) in zip(grid, panels.items()):
+    for axes, (name, panel_rows) in zip(grid, panels.items()):
         figures.subtitle(axes, name)
         for method, k in dict.fromkeys(
-            (row.method, row.labels["k"]) for row in own
+            (row.method, row.labels["k"]) for row in panel_rows
         ):
-            line = [
+            line_rows = [
                 row
-                for row in own
+                for row in panel_rows
                 if (row.method, row.labels["k"]) == (method, k)
             ]
-            line.sort(key=lambda row: row.labels["clip"])
+            line_rows.sort(key=lambda row: row.labels["clip"])
             _points(
                 axes,
-                line,
+                line_rows,
                 method,
                 position=lambda row: clips.index(row.labels["clip"]),
                 name=method if k == "" else f"{method}, k = {k}",
@@ -288,7 +294,7 @@ def projection_errors(results):
 
 
 def projection_residuals(results):
-    """Draws the share of gradients outside the carriers, and stable ranks.
+    """Draws the share of gradients outside carriers, and stable ranks.
 
     Args:
         results: `results.Results`.
@@ -300,27 +306,27 @@ def projection_residuals(results):
     if not rows:
         return None
     canvas, grid = _canvas(results, 2, height=3.8, sharey=False)
-    named = {
+    styles = {
         "historical": ("-", "o", "carriers of the history"),
         "self": (":", "D", "carriers of the gradient itself"),
     }
     for row in rows:
         colour = COLOURS.get(row.method, figures.GREY)
-        kept = row.outcomes[0].residuals
+        residuals = row.outcomes[0].residuals
         # A line of one point would be invisible.
-        is_point = len(kept) == 1
-        for name, (style, marker, text) in named.items():
+        is_point = len(residuals) == 1
+        for name, (style, marker, text) in styles.items():
             grid[0].plot(
-                list(kept),
-                [v[name] for v in kept.values()],
+                list(residuals),
+                [v[name] for v in residuals.values()],
                 color=colour,
                 linestyle=style,
                 marker=marker if is_point else None,
                 label=f"{row.method}: {text}",
             )
         grid[1].plot(
-            list(kept),
-            [v["stable_rank"] for v in kept.values()],
+            list(residuals),
+            [v["stable_rank"] for v in residuals.values()],
             color=colour,
             marker="o" if is_point else None,
         )
@@ -421,12 +427,12 @@ def _points(axes, rows, method, position, name=None, linestyle="-"):
 
 
 def _paper_points(axes, rows, method):
-    known = [row for row in rows if row.paper is not None]
-    if not known:
+    paper_rows = [row for row in rows if row.paper is not None]
+    if not paper_rows:
         return
     axes.plot(
-        [row.paper_epsilon for row in known],
-        [row.paper for row in known],
+        [row.paper_epsilon for row in paper_rows],
+        [row.paper for row in paper_rows],
         label=f"{method}{_PAPER}",
         color=COLOURS[method],
         marker=MARKERS[method],
@@ -472,7 +478,7 @@ def _mean_and_range(axes, curves, name, colour):
 
 
 def _mark_start(axes, rows):
-    """Marks the epoch at which methods that begin as DP-SGD project."""
+    """Marks the first epoch with projection, after a start as DP-SGD."""
     starts = {row.outcomes[0].trial.config.start_epoch for row in rows}
     for start in sorted(starts - {1}):
         axes.axvline(start - 0.5, color=figures.GREY, linewidth=1, ls=":")
@@ -495,7 +501,7 @@ def _line_name(row, line):
 
 
 def _line_colours(rows, line):
-    """Colours of lines: those of methods, or shades by another label."""
+    """Colours of lines: those of methods, else shades in order."""
     names = list(dict.fromkeys(_line_name(row, line) for row in rows))
     shaded = [name for name in names if name not in COLOURS]
     shades = colormaps["viridis"](np.linspace(0.1, 0.85, len(shaded)))
@@ -503,7 +509,7 @@ def _line_colours(rows, line):
 
 
 def _epsilon_axis(axes, rows):
-    """A logarithmic axis with a tick at each ε that was reached."""
+    """Makes the horizontal axis logarithmic, with a tick at each ε."""
     epsilons = sorted({row.epsilon("rdp") for row in rows})
     # Ticks closer than a few percent would overlap.
     ticks = [

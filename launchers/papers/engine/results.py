@@ -1,4 +1,8 @@
-"""What the trials of an experiment came to."""
+"""Results of the finished trials of an experiment.
+
+Not pandas: a row keeps the trials behind it, whose ledgers and curves tables
+and figures read, and its mean and deviation are one line each.
+"""
 
 import csv
 import dataclasses
@@ -209,16 +213,16 @@ def _read_projection_errors(file):
 def _read_residuals(file):
     if not file.exists():
         return {}
-    values = {}
+    epochs = {}
     with open(file, encoding="utf-8", newline="") as lines:
         for row in csv.DictReader(lines):
-            own = values.setdefault(int(row.pop("epoch")), {})
+            quantities = epochs.setdefault(int(row.pop("epoch")), {})
             del row["kernel"]
             for name, value in row.items():
-                own.setdefault(name, []).append(float(value))
+                quantities.setdefault(name, []).append(float(value))
     return {
-        epoch: {name: statistics.fmean(v) for name, v in own.items()}
-        for epoch, own in values.items()
+        epoch: {name: statistics.fmean(v) for name, v in quantities.items()}
+        for epoch, quantities in epochs.items()
     }
 
 

@@ -1,4 +1,9 @@
-"""Runs trials in processes beside each other."""
+"""Processes that run trials in parallel.
+
+Not a ProcessPoolExecutor, nor joblib's loky: there, a process that dies breaks
+the pool and fails the trials beside it. Here its own trial fails alone, each
+trial has its log, and Ctrl-C lets all of them finish a step.
+"""
 
 import contextlib
 import dataclasses
@@ -14,7 +19,7 @@ import traceback
 from tf_dpsub import files
 from tf_dpsub.launchers.terminal import quiet
 
-# A process that is told to stop finishes its step first.
+# A process finishes its step before it stops.
 _SECONDS_TO_STOP = 120
 _SECONDS_TO_LOOK = 2.0
 
@@ -108,10 +113,12 @@ class _Worker:
     def __init__(self, threads):
         # A forked process would inherit the state of TensorFlow's threads.
         context = multiprocessing.get_context("spawn")
-        self.connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, threads))
+        self.connection, worker_end = context.Pipe()
+        self._process = context.Process(
+            target=_serve, args=(worker_end, threads)
+        )
         self._process.start()
-        theirs.close()
+        worker_end.close()
         self.trial = None
 
     def start(self, trial, folder):
@@ -125,7 +132,7 @@ class _Worker:
         )
 
     def outcome(self):
-        """Error message of the trial that has ended, or None."""
+        """Error message of the trial; None if it succeeded."""
         self.trial = None
         try:
             return self.connection.recv()
@@ -189,8 +196,8 @@ def _run(config, folder, log, threads):
         except Exception as error:
             # Any error ends this trial alone; the others continue.
             traceback.print_exc()
-            first = (str(error).splitlines() or [""])[0]
-            return f"{type(error).__name__}: {first}"
+            first_line = (str(error).splitlines() or [""])[0]
+            return f"{type(error).__name__}: {first_line}"
     return None
 
 
@@ -210,9 +217,9 @@ def _train(config, folder, threads):
 
 @contextlib.contextmanager
 def _output_in(log):
-    """Redirects all output, also that of TensorFlow's libraries, to a file."""
+    """Context that appends all output, also of C++ libraries, to a file."""
     with open(log, "ab", opener=files.opener) as file:
-        kept = [os.dup(stream) for stream in (1, 2)]
+        copies = [os.dup(stream) for stream in (1, 2)]
         try:
             for stream in (1, 2):
                 os.dup2(file.fileno(), stream)
@@ -220,6 +227,6 @@ def _output_in(log):
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
-            for stream, copy in zip((1, 2), kept):
+            for stream, copy in zip((1, 2), copies):
                 os.dup2(copy, stream)
                 os.close(copy)

@@ -1,4 +1,8 @@
-"""The table of an experiment, in Markdown."""
+"""The table of an experiment, in Markdown.
+
+Not `pandas.DataFrame.to_markdown`, which takes two further packages to save the
+ten lines of `_grid`.
+"""
 
 import math
 
@@ -99,7 +103,7 @@ def _columns(results):
 
 def _grid(columns, rows):
     cells = [list(columns)]
-    cells += [[fill(row) for fill in columns.values()] for row in rows]
+    cells += [[text(row) for text in columns.values()] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells)]
     cells.insert(1, ["-" * width for width in widths])
     return [

@@ -51,8 +51,8 @@ class Experiment:
             of `results.Results` that returns a `matplotlib.figure.Figure`.
         notes: tuple of strings, one for each point in which the experiment
             differs from the paper, or in which the paper leaves a choice.
-        best_of: string, the label for each of whose values the best row is
-            shown first. Defaults to `None`: no row is.
+        best_of: string, a label: the table shows the best row for each of its
+            values first. Defaults to `None`: no row is shown first.
         fraction: float, the share of the epochs that is run. Defaults to `1`.
     """
 
@@ -66,10 +66,11 @@ class Experiment:
 
     def __post_init__(self):
         names = [trial.name for trial in self.trials]
-        twice = {name for name in names if names.count(name) > 1}
-        if twice:
+        repeated = {name for name in names if names.count(name) > 1}
+        if repeated:
             raise ValueError(
-                f"Expected trials of distinct names, got {sorted(twice)} twice."
+                "Expected trials of distinct names, got "
+                f"{sorted(repeated)} twice."
             )
 
     def shortened(self, fraction):
@@ -85,8 +86,8 @@ class Experiment:
         for trial in self.trials:
             config = copy.deepcopy(trial.config)
             config.epochs = max(1, round(fraction * config.epochs))
-            before = round(fraction * (config.start_epoch - 1))
-            config.start_epoch = min(1 + before, config.epochs)
+            epochs_before = round(fraction * (config.start_epoch - 1))
+            config.start_epoch = min(1 + epochs_before, config.epochs)
             if "warmup_steps" in config.optimizer_kwargs:
                 steps = config.optimizer_kwargs["warmup_steps"]
                 config.optimizer_kwargs["warmup_steps"] = round(

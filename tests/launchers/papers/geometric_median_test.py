@@ -86,7 +86,7 @@ def small(monkeypatch):
             solved.append(point.name)
             yield point, study.solve(point, sigma, steps)
 
-    monkeypatch.setattr(study, "_each", here)
+    monkeypatch.setattr(study, "_solve_all", here)
     monkeypatch.setattr(
         study.accounting, "uniform_noise_multiplier", lambda **kwargs: 1.25
     )
@@ -166,6 +166,6 @@ class TestRun:
 @pytest.mark.slow
 def test_in_processes_beside_each_other(monkeypatch, capsys):
     points = [dataclasses.replace(POINT, seed=s) for s in (0, 1, 2)]
-    found = dict(study._each(points, 1.0, 50, jobs=2))
+    found = dict(study._solve_all(points, 1.0, 50, jobs=2))
     assert found == {p: study.solve(p, 1.0, 50) for p in points}
     assert capsys.readouterr().out.count(" left") == 3
