@@ -7,8 +7,8 @@ from ml_collections import config_dict
 def get_config():
     """Makes the config that the files in `configs/` start from.
 
-    A name is that of the library, as in `tf_dpsub.models.get`; `..._kwargs`
-    are its further arguments. `None` leaves the choice to the library.
+    A name is that of the library, as in `tf_dpsub.models.get`; the field
+    `..._kwargs` has further arguments. `None` leaves the choice to the library.
 
     Returns:
         A locked `ml_collections.ConfigDict`, which refuses unknown fields.
@@ -39,20 +39,21 @@ def get_config():
     config.model_kwargs = ml_collections.ConfigDict()
 
     # For the model "feature_classifier": arguments of
-    # `tf_dpsub.models.image_features`. It takes public images as a public
-    # subspace does: see below. "sentence_classifier" takes public texts: those
-    # of `public_examples`, or of the lines of the file `public_data`.
+    # `tf_dpsub.models.image_features`. Its public images are given as those of
+    # a public subspace: see below. The public texts of "sentence_classifier"
+    # are those of `public_examples`, or the lines of the file `public_data`.
     config.features = ml_collections.ConfigDict()
 
-    # A .keras file with such a model, to start from its weights, such as that
-    # of another run. They are taken as public: what they tell about private
-    # examples the epsilon of this run does not cover.
+    # A .keras file with the same model, such as that of another run: training
+    # starts from its weights. They are taken as public: epsilon of this run
+    # does not cover what they reveal about private examples.
     config.initial_weights = config_dict.placeholder(str)
 
-    # Regular expressions of the paths of layers that are trained; none: all.
+    # Regular expressions for the paths of layers to train. Without any, all
+    # layers are trained.
     config.trainable_layers = ()
-    # Keras's LoRA: `rank`, and `include`, expressions of the paths of layers,
-    # whose kernels are frozen then.
+    # Keras's LoRA: `rank`, and `include`, regular expressions for the paths of
+    # layers. Their kernels are frozen.
     config.lora = ml_collections.ConfigDict()
     # Arguments of `tf_dpsub.layers.reparametrize`, for the optimizer RGP.
     config.reparametrize = ml_collections.ConfigDict()
@@ -67,14 +68,15 @@ def get_config():
     # "linear" or "cosine", which end at 0.
     config.learning_rate_schedule = "constant"
 
-    # The subspace in which the optimizer works, where it works in one. A public
-    # one is found from `public_examples` of the data set; or, where
-    # `public_data` is an .npz file, from so many of its images (0: all), made
-    # to fit the model's input. Labels of images from a file are random, others
-    # on demand: drawn anew whenever the subspace is found. A fixed one is read
-    # from the .npz file that `subspace_kwargs` names as `basis`: the first
-    # `rank` of its `directions` [parameters, n]. The first epoch is 1;
-    # `ProjectedDPSGD` projects from `start_epoch` on.
+    # The subspace of an optimizer that works in one. The basis of a public
+    # subspace comes from `public_examples` of the data set; or, if
+    # `public_data` is an .npz file, from so many of its images (0: all),
+    # fitted to the model's input. Labels of images from a file are random:
+    # drawn anew whenever the basis is computed. `random_public_labels` does so
+    # for the data set, too. The basis of a fixed subspace is read from the .npz
+    # file that `subspace_kwargs` names as `basis`: the first `rank` of its
+    # `directions` [parameters, n]. `ProjectedDPSGD` projects from `start_epoch`
+    # on; the first epoch is 1.
     config.subspace = config_dict.placeholder(str)
     config.subspace_kwargs = ml_collections.ConfigDict()
     config.public_data = config_dict.placeholder(str)
@@ -83,9 +85,9 @@ def get_config():
     config.whiten = config_dict.placeholder(object)
     config.start_epoch = 1
 
-    # Privacy. `epsilon` is a budget, which a run that crosses it does not
-    # start; where there is no noise multiplier, the smallest that keeps it is
-    # taken. On the command line, either of both takes the other's place.
+    # Privacy. `epsilon` is a budget: a run that would exceed it does not start.
+    # Without a noise multiplier, the smallest one that keeps the budget is
+    # used. On the command line, each of the two replaces the other.
     config.l2_norm_clip = 1.0
     config.noise_multiplier = config_dict.placeholder(float)
     config.epsilon = config_dict.placeholder(float)
@@ -94,27 +96,28 @@ def get_config():
 
     # "full_batch": the arguments of `tf_dpsub.heads.FullBatch` that
     # `recipe_kwargs` leaves out follow from the number of examples, epsilon and
-    # delta. The optimizer, its rate and clip, the batch size and the number of
-    # epochs are then those of the recipe, whatever this file says of them.
+    # delta. The recipe replaces the optimizer, its rate and clip, the batch
+    # size and the number of epochs.
     config.recipe = config_dict.placeholder(str)
     config.recipe_kwargs = ml_collections.ConfigDict()
 
-    # The expected batch size: what is drawn differs from step to step.
+    # The expected batch size: Poisson batches differ in size.
     config.batch_size = 128
     config.microbatch_size = config_dict.placeholder(int)
     config.epochs = 30
 
-    # Of the split and of the initial weights. Noise and sampling take fresh
-    # entropy, unless an experiment fixes it: the statement then says so.
+    # Seed of the split and of the initial weights. Noise and sampling take
+    # fresh entropy, unless an experiment fixes their seed; the statement then
+    # says so.
     config.seed = 0
     config.fixed_noise_seed = config_dict.placeholder(int)
 
-    # What is written down of gradients after epochs: "test_projection_error",
-    # "test_projection_residual", "test_spectrum", and "private_spectrum", which
-    # no epsilon covers. With "private_gradients", which none covers either, the
-    # mean clipped gradients of steps are kept in the folder `gradients`, as
-    # `private_gradients_kwargs` says: arguments of
-    # `tf_dpsub.callbacks.PrivateGradientRecorder`.
+    # Recorders of gradients, after epochs: "test_projection_error",
+    # "test_projection_residual", "test_spectrum" and "private_spectrum".
+    # "private_gradients" writes the mean clipped gradients of steps to the
+    # folder `gradients`; `private_gradients_kwargs` are arguments of
+    # `tf_dpsub.callbacks.PrivateGradientRecorder`. No epsilon covers what the
+    # two private recorders write.
     config.recorders = ()
     config.private_gradients_kwargs = ml_collections.ConfigDict()
 

@@ -1,7 +1,7 @@
 """DP-SGD on E2E: GPT-2 writes sentences about restaurants, at ε = 8.
 
-Query, key and value matrices are trained, of a preset of keras_hub or of a
-folder with a checkpoint:
+The model is a preset of keras_hub or a folder with a checkpoint. Its query, key
+and value matrices are trained:
 
     tf-dpsub train --config=configs/e2e_dpsgd.py --workdir=out/e2e \\
         --config.data_dir=FOLDER_OF_CSV_FILES \\

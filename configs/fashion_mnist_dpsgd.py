@@ -14,8 +14,8 @@ def get_config():
     config.dataset = "fashion_mnist"
     config.private_examples = 10_000
     config.model = "mnist_cnn"
-    # The paper's rate for noise multipliers 6 and 4; 0.01 for 10 and more,
-    # 0.05 for 2.
+    # The paper's rate for noise multipliers 6 and 4. It has 0.01 for 10 and
+    # more, and 0.05 for 2.
     config.learning_rate = 0.02
     config.l2_norm_clip = 1.0
     config.noise_multiplier = 4.0

@@ -1,9 +1,9 @@
 """GEP on CIFAR-10 in the setting of its paper, at ε = 8.
 
-ResNet-20 with GroupNorm, whose layers make five groups: input, three stages,
-output. The basis of the subspace comes from public images of another kind,
-with random labels, anew at every step: `--config.public_data=FILE` names an
-.npz file with `images`, uint8, of which the paper takes 2,000.
+ResNet-20 with GroupNorm, whose layers form five groups: input, three stages,
+output. Public images of another kind give the basis of the subspace, with
+random labels, anew at every step: `--config.public_data=FILE` names an .npz
+file with `images`, uint8. The paper takes 2,000.
 
 Reference:
     [Yu, Zhang, Chen, Liu: Do Not Let Privacy Overbill Utility: Gradient
@@ -31,8 +31,8 @@ def get_config():
         ],
     }
     config.random_public_labels = True
-    # The paper's weight decay of 1e-4 goes through the momentum, Keras's does
-    # not: 1 / (1 - 0.9) times as much shrinks the weights as fast.
+    # The paper's weight decay of 1e-4 goes through the momentum. Keras's does
+    # not: 1 / (1 - 0.9) times as much shrinks the weights equally fast.
     config.inner_optimizer_kwargs = {"momentum": 0.9, "weight_decay": 1e-3}
     config.learning_rate = 0.1
     config.learning_rate_schedule = "halfway"

@@ -1,8 +1,8 @@
 """GEP on the features of a pretrained model: a linear classifier, at ε = 2.
 
 `--config.dataset=FILE` names an .npz file with the features and labels
-`x_train`, `y_train`, `x_test` and `y_test`, of which 2,000 training examples
-play the public data.
+`x_train`, `y_train`, `x_test` and `y_test`. 2,000 of the training examples
+serve as public data.
 
 Reference:
     [Yu, Zhang, Chen, Liu: Do Not Let Privacy Overbill Utility: Gradient

@@ -14,8 +14,8 @@ def get_config():
     config.dataset = "mnist"
     config.private_examples = 10_000
     config.model = "mnist_cnn"
-    # The paper trains with 0.1 and does not name the units: docs/results.md
-    # compares.
+    # The paper trains with 0.1 and does not name the units; docs/results.md
+    # compares both choices.
     config.model_kwargs = {"activation": "tanh"}
     config.learning_rate = 0.2
     config.l2_norm_clip = 1.0

@@ -1,6 +1,7 @@
 """PDP-SGD on Fashion-MNIST in the setting of its paper, at the largest noise.
 
-Half of the run is DP-SGD; from epoch 15 on, noisy gradients are projected.
+The first half of the run is DP-SGD; from epoch 15 on, noisy gradients are
+projected.
 
 Reference:
     [Zhou, Wu, Banerjee: Bypassing the Ambient Dimension: Private SGD with

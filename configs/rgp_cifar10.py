@@ -18,8 +18,8 @@ def get_config():
     config.optimizer = "RGP"
     config.optimizer_kwargs = {"warmup_steps": 500}
     config.l2_norm_clip = 1.0
-    # The paper's weight decay of 1e-4 goes through the momentum, Keras's does
-    # not: 1 / (1 - 0.9) times as much shrinks the weights as fast.
+    # The paper's weight decay of 1e-4 goes through the momentum. Keras's does
+    # not: 1 / (1 - 0.9) times as much shrinks the weights equally fast.
     config.inner_optimizer_kwargs = {"momentum": 0.9, "weight_decay": 1e-3}
     config.learning_rate = 0.5
     config.learning_rate_schedule = "halfway"

