@@ -14,7 +14,8 @@
 #
 # Each makes the environment it needs: .venv, with python3 or the first of
 # python3.13, 3.12, 3.11 that runs. `PYTHON=python3.12 make test` takes the
-# interpreter that it names, in a folder of its own (.venv-3.12).
+# interpreter that it names, in a folder of its own (.venv-3.12). Not by uv: pip
+# and venv come with Python, so that nothing else need be installed before.
 
 # TensorFlow has wheels for these. The first of some commands that is one of
 # them: the command itself, or what it stands for where pyenv's shim refuses.

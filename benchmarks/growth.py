@@ -215,7 +215,7 @@ def measure(folder, names, rounds, seconds):
     if file.exists():
         lines = file.read_text("utf-8").splitlines()
         runs = [json.loads(line) for line in lines]
-    done = {tuple(run["point"]) for run in runs}
+    measured_points = {tuple(run["point"]) for run in runs}
     for key in [
         (k, name, size, private)
         for k in range(rounds)
@@ -223,7 +223,7 @@ def measure(folder, names, rounds, seconds):
         for size in AXES[name].sizes
         for private in ((False, True) if AXES[name].has_plain else (True,))
     ]:
-        if key in done:
+        if key in measured_points:
             continue
         _, name, size, private = key
         command = [sys.executable, "-m", "benchmarks.growth"]
@@ -264,13 +264,13 @@ def summarized(runs):
                 "size": size,
                 "parameters": kinds[True][0]["parameters"],
                 **{
-                    what: tuple(
-                        float(np.median([r[what] for r in kinds[p]]))
+                    quantity: tuple(
+                        float(np.median([r[quantity] for r in kinds[p]]))
                         if p in kinds
                         else None
                         for p in (True, False)
                     )
-                    for what in ("ms", "peak_mib")
+                    for quantity in ("ms", "peak_mib")
                 },
             }
             for size, kinds in sorted(sizes.items())
@@ -296,8 +296,8 @@ def markdown(summary):
         lines += [f"## {axis.title}", ""]
         if len(rows) > 1:
             power = slope(sizes, [r["ms"][0] for r in rows])
-            of = "parameters" if name == "parameters" else axis.label
-            lines += [f"Time grows as {of}^{power:.2f}.", ""]
+            size = "parameters" if name == "parameters" else axis.label
+            lines += [f"Time grows as {size}^{power:.2f}.", ""]
         lines += [
             f"| {axis.label} | parameters | ms | plain | ratio | MiB | plain |",
             "|---|---|---|---|---|---|---|",
@@ -321,13 +321,13 @@ def draw(summary):
     grid = canvas.subplots(2, len(summary), squeeze=False, sharex="col")
     for column, (name, rows) in enumerate(summary.items()):
         sizes = [r["size"] for r in rows]
-        for line, what, unit in ((0, "ms", "ms"), (1, "peak_mib", "MiB")):
+        for line, quantity, unit in ((0, "ms", "ms"), (1, "peak_mib", "MiB")):
             axes = grid[line][column]
             for kind, label, colour in (
                 (0, "private", figures.BLUE),
                 (1, "plain Keras", figures.GREY),
             ):
-                values = [r[what][kind] for r in rows]
+                values = [r[quantity][kind] for r in rows]
                 if None not in values:
                     axes.plot(
                         sizes, values, marker="o", color=colour, label=label

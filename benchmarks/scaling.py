@@ -21,7 +21,7 @@ from tests import workers
 _MODEL = flags.DEFINE_enum(
     "model", "resnet20", ["resnet20", "bert_frozen"], "Which."
 )
-_ROUNDS = flags.DEFINE_integer("rounds", 3, "How often each is measured.")
+_ROUNDS = flags.DEFINE_integer("rounds", 3, "Number of measurements of each.")
 _CORE = flags.DEFINE_integer("core", None, "Of a worker; set by the program.")
 
 _STEPS, _EPOCHS = 5, 3

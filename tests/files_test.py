@@ -97,6 +97,15 @@ def test_a_damaged_file_is_named(tmp_path, content):
         files.read_json(path)
 
 
+def test_json_can_be_read_by_people_too(tmp_path):
+    path = tmp_path / "result.json"
+    files.write_json(path, {"ε": 2.0}, allow_nan=False)
+    assert path.read_text("utf-8") == '{\n  "ε": 2.0\n}\n'
+    with pytest.raises(ValueError, match="JSON compliant"):
+        files.write_json(path, {"ε": float("inf")}, allow_nan=False)
+    assert files.read_json(path) == {"ε": 2.0}
+
+
 def test_a_missing_field_is_named_with_its_file(tmp_path):
     path = tmp_path / "result.json"
     path.write_text('{"config": {"epochs": 3}}', "utf-8")

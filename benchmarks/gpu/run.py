@@ -60,9 +60,10 @@ class LoadedStep:
 
     def __call__(self):
         """Starts one step, which may end later."""
-        done = self._executable.execute_sharded(self._arguments)
+        outputs = self._executable.execute_sharded(self._arguments)
         self.results = [
-            arrays[0] for arrays in done.disassemble_into_single_device_arrays()
+            arrays[0]
+            for arrays in outputs.disassemble_into_single_device_arrays()
         ]
         for k, argument in self._updates.items():
             self._arguments[argument] = self.results[k]
@@ -203,22 +204,24 @@ def of_peers(names, seconds):
     for name in names:
         for module, methods in _PEERS.items():
             for method in methods:
-                done = subprocess.run(
+                process = subprocess.run(
                     [sys.executable, "-m", module, f"--workload={name}"]
                     + [f"--method={method}", f"--seconds={seconds}"],
                     capture_output=True,
                     text=True,
                     check=False,
                 )
-                if done.returncode == 0:
-                    results.append(json.loads(done.stdout.splitlines()[-1]))
+                if process.returncode == 0:
+                    results.append(json.loads(process.stdout.splitlines()[-1]))
                     continue
-                last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+                error_line = (
+                    process.stderr.strip().splitlines() or ["no output"]
+                )[-1]
                 results.append({
                     "framework": module.rpartition(".")[2],
                     "workload": name,
                     "method": method,
-                    "impossible": last,
+                    "impossible": error_line,
                 })  # fmt: skip
     return results
 
@@ -273,8 +276,8 @@ def _ratio(ms, plain):
     return "" if plain is None else f"{ms / plain:.2f}"
 
 
-def _share(count, ms, most):
-    return "" if count is None else f"{100 * 1e3 * count / ms / most:.1f} %"
+def _share(count, ms, ceiling):
+    return "" if count is None else f"{100 * 1e3 * count / ms / ceiling:.1f} %"
 
 
 def _row(*cells):

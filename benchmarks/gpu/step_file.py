@@ -37,7 +37,7 @@ class Argument:
 
     @classmethod
     def of(cls, array, name="", is_trained=False):
-        """One with the value of an array."""
+        """Makes an argument with the value of an array."""
         return cls(
             name=name,
             shape=array.shape,
@@ -48,7 +48,7 @@ class Argument:
 
     @classmethod
     def like(cls, array, name="", is_trained=False):
-        """One with random numbers like those of an array if it is large."""
+        """Makes an argument like an array, with random numbers if it is large."""
         if array.size <= _STORED or array.dtype.kind != "f":
             return cls.of(array, name, is_trained)
         return cls(
@@ -61,7 +61,7 @@ class Argument:
         )
 
     def array(self, seed):
-        """The value, or one that the seed determines."""
+        """The value; for a large one, numbers that the seed determines."""
         if self.value is not None:
             return self.value
         numbers = np.random.default_rng(seed).standard_normal(

@@ -5,7 +5,7 @@
 `make bench` makes the environments and runs this. Each method on each workload
 is a process, and takes turns of half a second, or of a step, with another one
 that makes steps of our DP-SGD: ratios to it are of the same minute, however the
-speed of the machine drifts. All of it is done as often as there are rounds.
+speed of the machine drifts. Each round repeats all of it.
 Measurements are kept in `runs.jsonl`, so that an interrupted comparison
 goes on where it was: nothing else should run on the machine. `table.md`,
 `results.json` and `bars.png` are written to the workdir.
@@ -38,14 +38,14 @@ _WORKLOADS = flags.DEFINE_list(
 _FRAMEWORKS = flags.DEFINE_list(
     "frameworks", None, "Which of them to measure; all, unless given."
 )
-_ROUNDS = flags.DEFINE_integer("rounds", 3, "How often each is measured.")
+_ROUNDS = flags.DEFINE_integer("rounds", 3, "Number of measurements of each.")
 _SECONDS = flags.DEFINE_float("seconds", 10.0, "Of steps, of each process.")
 _TIMEOUT = flags.DEFINE_float(
     "timeout", 900.0, "Until a process is ready or has made its turn's steps."
 )
 
 OURS = "tf_dpsub"
-# The method with which all others are compared.
+# The method that all others are compared with.
 REFERENCE = "graph"
 # The folder of the environment, the title and the methods of each framework.
 FRAMEWORKS = {
@@ -93,7 +93,7 @@ def measure(workdir, names, frameworks, rounds, seconds, timeout):
     workdir.mkdir(parents=True, exist_ok=True)
     file = workdir / "runs.jsonl"
     runs = _read(file)
-    done = {_key(run) for run in runs}
+    measured_tasks = {_key(run) for run in runs}
     tasks = [
         {"round": k, "workload": name, "framework": f, "method": method}
         for k in range(rounds)
@@ -105,7 +105,7 @@ def measure(workdir, names, frameworks, rounds, seconds, timeout):
     pending = [
         task
         for task in tasks
-        if _key(task) not in done and _key(task)[1:] not in hopeless
+        if _key(task) not in measured_tasks and _key(task)[1:] not in hopeless
     ]
     count = 0
     for (_, name), group in itertools.groupby(
@@ -265,10 +265,10 @@ class _Process:
 
 
 def _summary(run):
-    what = f"{run['workload']}, {run['framework']} {run['method']}: "
+    title = f"{run['workload']}, {run['framework']} {run['method']}: "
     if "ms" not in run:
-        return what + run.get("impossible", run.get("failed"))
-    return what + (
+        return title + run.get("impossible", run.get("failed"))
+    return title + (
         f"{statistics.median(run['ms']):.1f} ms, {run['peak_mib']:.0f} MiB"
     )
 

@@ -286,7 +286,7 @@ def _new_lstm(rng, workload):
 
 
 def _lstm(weights, x):
-    # What does not depend on the state needs no loop.
+    # The products with the inputs need no loop.
     inputs = _dense(weights["inputs"], weights["tokens"][x])
 
     def cell(state, x):
@@ -304,7 +304,7 @@ def _lstm(weights, x):
     return _dense(weights["logits"], output)
 
 
-# How to draw weights, and how to use them.
+# Functions that draw the weights of a model, and that apply it.
 _MODELS = {
     "cnn": (_new_cnn, _cnn),
     "mlp": (_new_mlp, _mlp),
@@ -344,9 +344,9 @@ def _plain(loss, name):
 
 def _private(loss, name):
     batch = workloads.WORKLOADS[name].batch
-    # Of 1 and of larger divisors of the batch, 1 takes the least time on a CPU
-    # for every workload, up to twenty times less: XLA is slow there at products
-    # and convolutions with a kernel for each example.
+    # On a CPU, microbatches of 1 take the least time for every workload, up to
+    # twenty times less than larger ones: XLA is slow there at products and
+    # convolutions with a kernel for each example.
     microbatch = 1 if jax.default_backend() == "cpu" else batch
     gradient = jax_privacy.clipped_grad(
         loss,
@@ -361,8 +361,8 @@ def _private(loss, name):
     return gradient, optax.chain(privatizer, optax.sgd(_LEARNING_RATE))
 
 
-# Each makes a function of the weights and the batch that returns gradients,
-# and what applies these.
+# Functions that return a gradient function of the weights and the batch, and
+# the optax transformation that applies its gradients.
 _METHODS = {"plain": _plain, "vmap": _private}
 
 

@@ -35,7 +35,7 @@ METHODS = (
 )
 # Steps from one subspace to the next.
 UPDATE_EVERY = {"gep": 10, "bgep": 10}
-# Of public gradients: a basis and copies of it come on top.
+# Most memory for public gradients; a basis and its copies come on top.
 _MOST_GIB = 4
 _GEP_SUBSPACES = {
     "cnn": {"rank": 500, "groups": "layers"},

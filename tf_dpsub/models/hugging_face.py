@@ -1,5 +1,8 @@
 """Weights of Hugging Face checkpoints in models of keras_hub.
 
+Not by its `from_preset`: in keras_hub 0.32, RoBERTa leaves the token type
+embedding out, and BERT has the tanh form of GELU instead of the exact one.
+
 A checkpoint is a folder with `config.json` and `.safetensors` files, as
 `save_pretrained` writes it, and the files of its tokenizer.
 """
