@@ -48,7 +48,7 @@ class Argument:
 
     @classmethod
     def like(cls, array, name="", is_trained=False):
-        """Makes an argument like an array, with random numbers if it is large."""
+        """Makes an argument like an array; a large one has random numbers."""
         if array.size <= _STORED or array.dtype.kind != "f":
             return cls.of(array, name, is_trained)
         return cls(

@@ -18,7 +18,7 @@ import numpy as np
 
 from tf_dpsub import accounting, analysis, files
 from tf_dpsub.launchers.reports import figures, folder_page
-from tf_dpsub.launchers.terminal import durations
+from tf_dpsub.launchers.terminal import durations, program
 
 _EPSILON, _DELTA = 2.0, 1e-6
 _EXAMPLES, _INFORMATIVE = 10_000, 10
@@ -128,7 +128,7 @@ class GeometricMedian:
                 files.write_json(file, saved)
         except KeyboardInterrupt:
             print("\nInterrupted; the same command goes on from here.")
-            return 130
+            return program.INTERRUPTED
         finally:
             self._write_results(folder, saved, sigma, command)
         print(f"{folder}/table.md")

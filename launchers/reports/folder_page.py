@@ -26,7 +26,7 @@ from tf_dpsub.launchers.reports.markup import Figure, Section
 
 FILE = "report.html"
 _PACKAGES = ("tensorflow", "keras", "numpy", "dp-accounting")
-_EARLIER_SHOWN = 20
+_MAX_RUNS_SHOWN = 20
 
 
 def versions():
@@ -241,7 +241,7 @@ def _others(folder, result):
     runs.sort(key=lambda run: run[0])
     rows = [
         (f"{row[0]} (this one)" if is_this else row[0], *row[1:])
-        for _, is_this, row in runs[-_EARLIER_SHOWN:]
+        for _, is_this, row in runs[-_MAX_RUNS_SHOWN:]
     ]
     columns = ("run", "ended", "data", "method", "result", "ε", "δ")
     text = "<p>Runs in the same folder, the latest last.</p>"
