@@ -37,8 +37,8 @@ _STEPS = flags.DEFINE_integer("steps", None, "Number of steps.")
 _EPOCHS = flags.DEFINE_integer(
     "epochs",
     None,
-    "Instead of --steps: number of epochs, of examples / batch size steps "
-    "each, rounded up.",
+    "Number of epochs, instead of --steps. An epoch has examples / batch size "
+    "steps, rounded up.",
 )
 _SAMPLING_RATE = flags.DEFINE_float(
     "sampling_rate", None, "Probability with which a step draws an example."

@@ -35,7 +35,7 @@ from tf_dpsub.methods import METHODS, PLANNED
 _LABELLED = flags.DEFINE_enum(
     "labelled", "public", ["public", "test"], "Labelled examples to use."
 )
-_MOST = flags.DEFINE_integer("most", 1000, "How many of these at most.")
+_MOST = flags.DEFINE_integer("most", 1000, "Largest number of these examples.")
 _METHODS = flags.DEFINE_list(
     "methods", None, "Methods to compare; all, unless given."
 )

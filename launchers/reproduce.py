@@ -34,10 +34,10 @@ _FRACTION = flags.DEFINE_float(
     "fraction", 1.0, "Share of the epochs of each trial to run, at least one."
 )
 _JOBS = flags.DEFINE_integer(
-    "jobs", 2, "How many trials run at a time; the cores are shared out."
+    "jobs", 2, "Number of trials that run at a time and share the cores."
 )
 _ONLY = flags.DEFINE_string(
-    "only", None, "Regular expression: run the trials whose names hold it."
+    "only", None, "Regular expression: run the trials with a match in the name."
 )
 _PUBLIC_IMAGES = flags.DEFINE_string(
     "public_images",
@@ -57,7 +57,7 @@ _LANGUAGE_MODEL = flags.DEFINE_string(
     "A preset of keras_hub, or a folder with a checkpoint, of BERT, for "
     "rgp_glue.",
 )
-_LIST = flags.DEFINE_bool("list", False, "Name all experiments.")
+_LIST = flags.DEFINE_bool("list", False, "List all experiments.")
 
 
 def main():

@@ -133,7 +133,7 @@ _CIFAR10 = {
 }
 # Best learning rate of RGP and DP-SGD on SST-2, found by rgp_sst2_tuned.
 _RATE = {"learning_rate": 4e-3}
-# Layers that LoRA trains whole.
+# Layers that are trained in full beside LoRA.
 _HEAD = ("pooled_dense", "logits")
 _SST2 = {
     "Full, not private": _Method(

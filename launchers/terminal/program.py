@@ -21,9 +21,7 @@ WORKDIR = flags.DEFINE_string(
 DRY_RUN = flags.DEFINE_bool(
     "dry_run", False, "Say what would be done, and do nothing."
 )
-DEBUG = flags.DEFINE_bool(
-    "debug", False, "Show where an error comes from, in the code."
-)
+DEBUG = flags.DEFINE_bool("debug", False, "Show an error with its traceback.")
 
 REFUSED, INTERRUPTED = 2, 130
 

@@ -98,7 +98,7 @@ def accuracy_against_setting(results, setting):
 
 
 def accuracy_by_method(results):
-    """Draws a bar of test accuracy for each method and ε, and paper's points.
+    """Draws bars of test accuracy by method and ε, and the paper's points.
 
     Each task has its own panel.
 
