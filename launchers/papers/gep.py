@@ -12,7 +12,11 @@ import pathlib
 
 from tf_dpsub.configs import gep_cifar10, gep_linear_probe, gep_mnist
 from tf_dpsub.launchers.papers.engine import plots
-from tf_dpsub.launchers.papers.engine.trials import Experiment, Trial
+from tf_dpsub.launchers.papers.engine.trials import (
+    Experiment,
+    Trial,
+    change_subspace,
+)
 from tf_dpsub.methods import METHODS
 
 _SEEDS = (0, 1, 2)
@@ -71,7 +75,7 @@ def mnist(inputs):
         config = _with_images(gep_mnist.get_config(), inputs)
         config.epochs = _EPOCHS[epsilon]
         if epsilon > 2:
-            _change_subspace(config, update_every=_SPARSE)
+            change_subspace(config, update_every=_SPARSE)
         trials.append(_against_epsilon("mnist", config, epsilon, method, seed))
     return Experiment(
         name="gep_mnist",
@@ -97,7 +101,7 @@ def cifar10(inputs):
         config = _with_images(gep_cifar10.get_config(), inputs)
         config.private_examples = 10_000
         config.epochs = _EPOCHS[epsilon]
-        _change_subspace(config, update_every=_SPARSE)
+        change_subspace(config, update_every=_SPARSE)
         trials.append(
             _against_epsilon("cifar10", config, epsilon, method, seed)
         )
@@ -168,7 +172,7 @@ def tuned(inputs):
         config.l2_norm_clip = clip
         config.optimizer_kwargs.residual_norm_clip = clip / 5
         config.learning_rate = rate
-        _change_subspace(config, rank=rank, update_every=_SPARSE)
+        change_subspace(config, rank=rank, update_every=_SPARSE)
         config.recorders = ("test_projection_error",)
         _set_method(config, method)
         k = "" if method == "GP" else rank
@@ -238,7 +242,7 @@ def random_basis(inputs):
         _SEEDS, ("GEP", "GEP, random basis", "GP")
     ):
         config = _with_images(gep_mnist.get_config(), inputs)
-        _change_subspace(config, update_every=_SPARSE)
+        change_subspace(config, update_every=_SPARSE)
         config.recorders = ("test_projection_error",)
         _set_method(config, method)
         prefix = {"GP": "gp", "GEP": "public"}.get(method, "random")
@@ -278,7 +282,7 @@ def _by_setting(inputs, name, title, label, values):
         settings += itertools.product(("GEP", "B-GEP"), values)
         for method, value in settings:
             config = _with_images(gep_mnist.get_config(), inputs)
-            _change_subspace(
+            change_subspace(
                 config, update_every=_SPARSE, **values.get(value, {})
             )
             if label == "m" and value:
@@ -339,10 +343,6 @@ def _set_method(config, method):
             "groups": public.groups,
             "update_every": public.update_every,
         }
-
-
-def _change_subspace(config, **changes):
-    config.subspace_kwargs = config.subspace_kwargs.to_dict() | changes
 
 
 def _seeded(config, seed):

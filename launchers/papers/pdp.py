@@ -13,7 +13,11 @@ import math
 
 from tf_dpsub.configs import mnist_dpsgd, pdp_fashion_mnist, pdp_mnist
 from tf_dpsub.launchers.papers.engine import plots
-from tf_dpsub.launchers.papers.engine.trials import Experiment, Trial
+from tf_dpsub.launchers.papers.engine.trials import (
+    Experiment,
+    Trial,
+    change_subspace,
+)
 from tf_dpsub.methods import METHODS
 
 _SEEDS = (0, 1, 2)
@@ -114,7 +118,7 @@ def rank(inputs):
     ranks = (10, 20, 30, 50, 80, "auto")
 
     def change(config, k):
-        _change_subspace(
+        change_subspace(
             config, rank=k, **({"max_rank": 80} if k == "auto" else {})
         )
 
@@ -142,7 +146,7 @@ def refresh(inputs):
     """Accuracy on MNIST at σ = 18 with a basis renewed every s steps."""
 
     def change(config, steps):
-        _change_subspace(config, update_every=steps)
+        change_subspace(config, update_every=steps)
 
     return _against_setting(
         "pdp_refresh",
@@ -212,10 +216,6 @@ def _against_setting(name, title, label, values, change):
         figures=plots.by_setting(label, panel="units"),
         notes=(_UNITS_NOTE, _EPSILON_NOTE),
     )
-
-
-def _change_subspace(config, **changes):
-    config.subspace_kwargs = config.subspace_kwargs.to_dict() | changes
 
 
 def _relabelled(trial, label, value, name):

@@ -97,3 +97,8 @@ class Experiment:
         return dataclasses.replace(
             self, trials=tuple(trials), fraction=fraction
         )
+
+
+def change_subspace(config, **changes):
+    """Changes arguments of the subspace that a config names."""
+    config.subspace_kwargs = config.subspace_kwargs.to_dict() | changes
