@@ -18,7 +18,7 @@ COMMANDS = [
 
 
 def tf_dpsub(*arguments, code=0):
-    """What the command prints, and what it says is wrong."""
+    """Standard output and error of the command."""
     done = subprocess.run(
         [sys.executable, "-m", "launchers.cli", *arguments],
         capture_output=True,
@@ -31,10 +31,10 @@ def tf_dpsub(*arguments, code=0):
 
 class TestOverview:
     def test_names_every_command_with_what_it_does(self):
-        told = cli.overview()
+        text = cli.overview()
         for name, module in zip(cli.COMMANDS, COMMANDS):
             first = module.__doc__.splitlines()[0]
-            assert re.search(rf"^  {name} +{re.escape(first)}$", told, re.M)
+            assert re.search(rf"^  {name} +{re.escape(first)}$", text, re.M)
 
     @pytest.mark.parametrize("arguments", [(), ("--help",), ("help",)])
     def test_is_what_help_shows(self, arguments):
@@ -70,21 +70,21 @@ def test_unknown_command():
 class TestHelp:
     def test_teaches_by_example(self, module):
         name = module.__name__.rpartition(".")[2]
-        told = program.help_text(module)
-        (first, *_) = told.splitlines()
+        text = program.help_text(module)
+        (first, *_) = text.splitlines()
         assert first.endswith(".")
-        assert f"  tf-dpsub {name} " in told
+        assert f"  tf-dpsub {name} " in text
 
     def test_explains_the_flags_of_its_own(self, module):
-        told = program.help_text(module)
+        text = program.help_text(module)
         for flag in flags.FLAGS.get_flags_for_module(module.__name__):
-            assert re.search(rf"^  --{flag.name}(=|,|$)", told, re.M)
-            assert " ".join(flag.help.split()) in " ".join(told.split())
-        assert told.count("--debug\n") + told.count("--debug=") == 1
+            assert re.search(rf"^  --{flag.name}(=|,|$)", text, re.M)
+            assert " ".join(flag.help.split()) in " ".join(text.split())
+        assert text.count("--debug\n") + text.count("--debug=") == 1
 
     def test_examples_have_flags_that_exist(self, module):
-        told = program.help_text(module).partition("\nFlags:\n")
-        for name in re.findall(r"--(\w+)", told[0]):
+        text = program.help_text(module).partition("\nFlags:\n")
+        for name in re.findall(r"--(\w+)", text[0]):
             assert name in flags.FLAGS or name.removeprefix("no") in flags.FLAGS
 
 

@@ -48,7 +48,7 @@ def run_here(name, *arguments):
         contextlib.redirect_stderr(err),
         warnings.catch_warnings(),
     ):
-        # As in a process of its own: ml_collections loads configs by it.
+        # A new process ignores it: ml_collections has a deprecated loader.
         warnings.simplefilter("ignore", DeprecationWarning)
         patch.setattr(sys, "argv", argv)
         patch.setattr(app, "run", _run)
@@ -67,7 +67,7 @@ def run_here(name, *arguments):
 
 
 def _run(main, flags_parser):
-    """What `absl.app.run` does, without settings of the process."""
+    """Stands in for `absl.app.run`, without settings of the process."""
     sys.exit(main(flags_parser(sys.argv)))
 
 

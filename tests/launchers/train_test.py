@@ -20,14 +20,14 @@ def test_trains_in_quiet_and_ends_with_what_it_reached(tmp_path):
     result = json.loads((workdir / "result.json").read_text("utf-8"))
     assert result["noise_multiplier"] == 1.1
     last = done.stdout.splitlines()[-1]
-    found = re.fullmatch(
+    match = re.fullmatch(
         r"test accuracy (0\.\d\d) at \(ε = (\d+\.\d\d), δ = 1e-05\), "
         "Poisson sampling, RDP",
         last,
     )
-    assert found, last
-    assert float(found[1]) == round(result["test_accuracy"], 2)
-    assert result["epsilon"] <= float(found[2]) < result["epsilon"] + 0.01
+    assert match, last
+    assert float(match[1]) == round(result["test_accuracy"], 2)
+    assert result["epsilon"] <= float(match[2]) < result["epsilon"] + 0.01
     assert re.search(r"^devices +(CPU|GPU)", done.stdout, re.MULTILINE)
     # One line of the library, and nothing of TensorFlow.
     (line,) = done.stderr.splitlines()
@@ -43,15 +43,17 @@ def test_dry_run_says_what_it_would_do(tmp_path):
         "--dry_run",
     )
     assert done.returncode == 0, done.stderr
-    told = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
-    assert "warning" not in told
-    assert "noise multiplier 5.295" in told["mechanism"]
-    assert told["privacy"].startswith("ε = 2 at δ = 1e-05 (RDP) after 30")
+    announced = dict(
+        line.split(maxsplit=1) for line in done.stdout.splitlines()
+    )
+    assert "warning" not in announced
+    assert "noise multiplier 5.295" in announced["mechanism"]
+    assert announced["privacy"].startswith("ε = 2 at δ = 1e-05 (RDP) after 30")
     assert re.fullmatch(
         r"about \d+ s: 180 steps of [\d.]+ s, without evaluation",
-        told["time"],
+        announced["time"],
     )
-    assert re.match(r"about \d+ MiB", told["memory"])
+    assert re.match(r"about \d+ MiB", announced["memory"])
     assert not workdir.exists()
 
 

@@ -79,15 +79,15 @@ def test_svg_is_an_element_with_a_description(canvas):
 
 def test_the_title_of_an_svg_is_for_the_page(canvas):
     """And so is what the page says beside it; a PNG file has both."""
-    said = figures.subtitle(canvas.axes[0], "said elsewhere")
+    subtitle = figures.subtitle(canvas.axes[0], "said elsewhere")
     assert "said elsewhere" in figures.svg(canvas, "some")
-    text = figures.svg(canvas, "some", hidden=[said])
+    text = figures.svg(canvas, "some", hidden=[subtitle])
     assert "<title>Two &amp; three</title>" in text
     root = ElementTree.fromstring(text)
     texts = {e.text for e in root.iter("{http://www.w3.org/2000/svg}text")}
     assert "epoch" in texts
     assert not {"said elsewhere", "Two & three"} & texts
-    assert said.get_text() == "said elsewhere"
+    assert subtitle.get_text() == "said elsewhere"
     assert canvas.get_suptitle() == "Two & three"
 
 

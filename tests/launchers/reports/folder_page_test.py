@@ -1,4 +1,4 @@
-"""What a browser shows of a report, without a network."""
+"""Reports in a browser without a network."""
 
 import json
 import pathlib
@@ -273,27 +273,31 @@ class TestHeadline:
         text = json.dumps(RESULT | changes)
         (folder / "result.json").write_text(text, "utf-8")
         page = folder_page.write(folder).read_text("utf-8")
-        found = re.search(r'<dl class="headline">(.*?)</dl>', page, re.DOTALL)
-        return re.sub(r"<[^>]*>", " ", found[1]).split()
+        match = re.search(r'<dl class="headline">(.*?)</dl>', page, re.DOTALL)
+        return re.sub(r"<[^>]*>", " ", match[1]).split()
 
     def test_epsilon_is_rounded_up(self, tmp_path):
-        said = " ".join(self.page(tmp_path))
-        assert said == (
+        headline = " ".join(self.page(tmp_path))
+        assert headline == (
             "ε 2.94 Poisson sampling, RDP δ 1e-05 1,438 private examples "
             "accuracy 93.1 % 359 test examples"
         )
 
     def test_what_is_not_private_says_so(self, tmp_path):
-        said = " ".join(self.page(tmp_path, epsilon="inf", epsilon_rdp="inf"))
-        assert said.startswith("ε ∞ not private δ")
+        headline = " ".join(
+            self.page(tmp_path, epsilon="inf", epsilon_rdp="inf")
+        )
+        assert headline.startswith("ε ∞ not private δ")
 
     @pytest.mark.parametrize(
         "perplexity, shown", [(12.345, "12.35"), ("inf", "∞")]
     )
     def test_generation(self, tmp_path, monkeypatch, perplexity, shown):
         monkeypatch.delitem(RESULT, "test_accuracy")
-        said = self.page(tmp_path, test_perplexity=perplexity, test_bleu=23.46)
-        assert " ".join(said).endswith(
+        headline = self.page(
+            tmp_path, test_perplexity=perplexity, test_bleu=23.46
+        )
+        assert " ".join(headline).endswith(
             f"perplexity {shown} 359 test examples BLEU 23.5"
         )
 

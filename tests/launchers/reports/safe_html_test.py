@@ -1,4 +1,4 @@
-"""What lies in a folder of results cannot run in its page."""
+"""Files in a folder of results cannot run code in its page."""
 
 import html
 import html.parser
@@ -58,12 +58,12 @@ def test_our_own_figures_stay_as_they_are():
         axes.loglog([1, 10, 100], [3, 2, 1], label="points", marker="o")
         axes.legend()
         svg = figures.svg(canvas, "name")
-    made = html.unescape(safe_html.cleaned(svg))
+    cleaned = html.unescape(safe_html.cleaned(svg))
     svg = html.unescape(svg)
-    assert _Active(made).tags == _Active(svg).tags
+    assert _Active(cleaned).tags == _Active(svg).tags
     numbers = r'[\d.]+(?=[ "])'
-    assert re.findall(numbers, made) == re.findall(numbers, svg)
-    assert re.findall(r'(?:id|href|style)="[^"]*"', made) == re.findall(
+    assert re.findall(numbers, cleaned) == re.findall(numbers, svg)
+    assert re.findall(r'(?:id|href|style)="[^"]*"', cleaned) == re.findall(
         r'(?:id|href|style)="[^"]*"', svg
     )
 

@@ -35,7 +35,7 @@ def test_interrupt(capsys):
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "line"),
     [
         (ValueError("Expected a, got b."), "Expected a, got b."),
         (FileNotFoundError(2, "No file", "x"), "[Errno 2] No file: 'x'"),
@@ -46,9 +46,9 @@ def test_interrupt(capsys):
         (KeyError("x"), "KeyError: 'x' (--debug shows all of it)"),
     ],
 )
-def test_errors_are_told_in_a_line(error, told, capsys):
+def test_errors_are_told_in_a_line(error, line, capsys):
     assert program.exit_code_of(fails(error)) == program.REFUSED
-    assert capsys.readouterr() == ("", f"error: {told}\n")
+    assert capsys.readouterr() == ("", f"error: {line}\n")
 
 
 def test_debug_raises():
