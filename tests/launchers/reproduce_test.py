@@ -22,7 +22,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 @pytest.fixture
 def small(monkeypatch):
     """An experiment named `small`, of four short trials."""
-    made = [
+    made_trials = [
         finished_trials.trial(f"{method.lower()}_{seed}", method, seed=seed)
         for seed in (0, 1)
         for method in ("GP", "GEP")
@@ -33,7 +33,7 @@ def small(monkeypatch):
         return trials.Experiment(
             name="small",
             title="Small",
-            trials=tuple(made),
+            trials=tuple(made_trials),
             figures={"accuracy": plots.accuracy_against_epsilon},
         )
 
@@ -77,10 +77,12 @@ class TestFlags:
             workdir=str(tmp_path / "out"),
         )
         name, *lines = out.splitlines()
-        told = dict(line.split(maxsplit=1) for line in lines)
+        announced = dict(line.split(maxsplit=1) for line in lines)
         assert name == "epsilon2_rate0.5_dp_seed0"
-        assert told["privacy"].startswith("ε = 2 at δ = 1e-05 (RDP) after 30")
-        assert {"mechanism", "time", "memory"} <= set(told)
+        assert announced["privacy"].startswith(
+            "ε = 2 at δ = 1e-05 (RDP) after 30"
+        )
+        assert {"mechanism", "time", "memory"} <= set(announced)
         assert code == 0
         assert not (tmp_path / "out").exists()
 
@@ -152,10 +154,10 @@ class TestReproduce:
         table = (tmp_path / "small" / "table.md").read_text("utf-8")
         assert "| GP" in table and "| GEP" in table
         assert "1 of 4 trials have not finished" in table
-        # What was not selected was made by another command.
+        # Another command made the trial that was not selected.
         assert "```sh\nc\nd\n```" in table
-        made = json.loads((tmp_path / "small" / "results.json").read_text())
-        assert [len(row["trials"]) for row in made["rows"]] == [1, 2]
+        content = json.loads((tmp_path / "small" / "results.json").read_text())
+        assert [len(row["trials"]) for row in content["rows"]] == [1, 2]
 
     def test_a_folder_of_another_fraction_is_refused(
         self, small, tmp_path, capsys
@@ -229,7 +231,7 @@ def launch(folder, *arguments, epochs):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        # What a shell runs in the background ignores interrupts.
+        # A shell's background jobs ignore interrupts.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
@@ -289,7 +291,9 @@ class TestProgram:
         # The trials that went well are kept; the other one is tried again.
         tried = []
         monkeypatch.setattr(
-            reproduce, "_run", lambda _, left, *__: tried.extend(left) or []
+            reproduce,
+            "_run",
+            lambda _, unfinished, *__: tried.extend(unfinished) or [],
         )
         small = runpy.run_path(str(tmp_path / "program.py"))["small"](None)
         reproduce.reproduce(

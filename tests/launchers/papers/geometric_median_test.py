@@ -15,15 +15,15 @@ from tf_dpsub.launchers.papers import geometric_median as study
 POINT = study.Point("diag(1/j)", 20, 1e-2, 0.0, 0)
 
 
-def made(seed):
+def example_data(seed):
     generator = np.random.default_rng([seed, 1])
     return generator.normal(1, 1, (2, 10_000, 10))
 
 
 def best_loss(exponent, seed):
-    """Of the ten coordinates that examples have."""
+    """The least mean loss; examples have ten informative coordinates."""
     weights = np.arange(1, 11) ** -exponent
-    examples, _ = made(seed)
+    examples, _ = example_data(seed)
 
     def loss(x):
         return np.sqrt(((x - examples) ** 2) @ weights).mean()
@@ -35,10 +35,10 @@ class TestSolve:
     @pytest.mark.parametrize("matrix, exponent", study._MATRICES.items())
     def test_comes_close_to_the_best_without_noise(self, matrix, exponent):
         point = dataclasses.replace(POINT, matrix=matrix)
-        found = study.solve(point, 0.0, 20_000)
+        losses = study.solve(point, 0.0, 20_000)
         best = best_loss(exponent, 0)
-        assert best < found["empirical"] < 1.01 * best
-        assert found["population"] == pytest.approx(best, rel=0.02)
+        assert best < losses["empirical"] < 1.01 * best
+        assert losses["population"] == pytest.approx(best, rel=0.02)
 
     def test_noise_costs_more_in_more_dimensions_for_the_identity(self):
         losses = [
@@ -115,7 +115,7 @@ class TestRun:
             assert part.count("\n|") == 8
         rates = {row.split(" | ")[2] for row in shared.splitlines()[4:]}
         assert len(rates) == 1
-        held = json.loads((folder / "points.json").read_text("utf-8"))
+        saved = json.loads((folder / "points.json").read_text("utf-8"))
         for matrix in study._MATRICES:
             names = [
                 f"{matrix} d=40 rate={rate} alpha=0 seed={{}}"
@@ -123,7 +123,7 @@ class TestRun:
             ]
             means = [
                 np.mean(
-                    [held["points"][n.format(s)]["empirical"] for s in (0, 1)]
+                    [saved["points"][n.format(s)]["empirical"] for s in (0, 1)]
                 )
                 for n in names
             ]
@@ -166,6 +166,6 @@ class TestRun:
 @pytest.mark.slow
 def test_in_processes_beside_each_other(monkeypatch, capsys):
     points = [dataclasses.replace(POINT, seed=s) for s in (0, 1, 2)]
-    found = dict(study._solve_all(points, 1.0, 50, jobs=2))
-    assert found == {p: study.solve(p, 1.0, 50) for p in points}
+    losses = dict(study._solve_all(points, 1.0, 50, jobs=2))
+    assert losses == {p: study.solve(p, 1.0, 50) for p in points}
     assert capsys.readouterr().out.count(" left") == 3

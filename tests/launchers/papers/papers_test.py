@@ -100,7 +100,7 @@ class TestEveryExperiment:
             assert kind == kinds[name]
 
     def test_figures_are_drawn(self, experiment, tmp_path):
-        """Of what trials leave, two seeds of each setting."""
+        """Figures of finished trials, with two seeds of each setting."""
         done = []
         for trial in experiment.trials:
             if trial.config.seed > 1:
@@ -117,13 +117,13 @@ class TestEveryExperiment:
                 spectra=[[3.0, 2.0, 1.0], [2.0, 1.0, 0.5]],
                 residuals=([0.2, 0.4], [0.4, 0.8]),
             )
-        found = results.Results(
+        finished = results.Results(
             dataclasses.replace(experiment, trials=tuple(done)), tmp_path
         )
         assert experiment.figures
         with figures.style():
             for draw in experiment.figures.values():
-                draw(found).draw_without_rendering()
+                draw(finished).draw_without_rendering()
 
     def test_shortened_runs_begin_as_late_in_proportion(self, experiment):
         short = experiment.shortened(0.1)
@@ -169,12 +169,12 @@ def by_name(name, inputs):
 def test_tables_of_the_pdp_sgd_paper(
     inputs, name, trial, sigma, rate, start_epoch, paper_epsilon
 ):
-    found = by_name(name, inputs)[f"relu_sigma{sigma}_{trial}_seed1"]
-    config = found.config
+    relu_trial = by_name(name, inputs)[f"relu_sigma{sigma}_{trial}_seed1"]
+    config = relu_trial.config
     assert config.model_kwargs.activation == "relu"
     assert (config.noise_multiplier, config.seed) == (sigma, 1)
     assert (config.learning_rate, config.start_epoch) == (rate, start_epoch)
-    assert found.paper_epsilon == paper_epsilon
+    assert relu_trial.paper_epsilon == paper_epsilon
     assert (config.batch_size, config.epochs) == (250, 30)
 
 
@@ -183,9 +183,9 @@ def test_pdp_sgd_is_compared_at_all_noise_of_the_paper(inputs):
         ("pdp_mnist", {18, 14, 10, 8, 6, 4}),
         ("pdp_fashion_mnist", {18, 14, 10, 6, 4, 2}),
     ):
-        found = papers.EXPERIMENTS[name](inputs).trials
-        assert {trial.config.noise_multiplier for trial in found} == sigmas
-        assert len(found) == len(sigmas) * 3 * 3 * 2
+        trials = papers.EXPERIMENTS[name](inputs).trials
+        assert {trial.config.noise_multiplier for trial in trials} == sigmas
+        assert len(trials) == len(sigmas) * 3 * 3 * 2
 
 
 @pytest.mark.parametrize(
@@ -199,11 +199,11 @@ def test_pdp_sgd_is_compared_at_all_noise_of_the_paper(inputs):
     ],
 )
 def test_table_of_the_gep_paper(inputs, name, epsilon, method, epochs, paper):
-    found = by_name(name, inputs)[f"epsilon{epsilon}_{method}_seed0"]
-    assert found.paper == pytest.approx(paper)
-    assert found.config.epsilon == found.paper_epsilon == epsilon
-    assert found.config.noise_multiplier is None
-    assert found.config.epochs == epochs
+    trial = by_name(name, inputs)[f"epsilon{epsilon}_{method}_seed0"]
+    assert trial.paper == pytest.approx(paper)
+    assert trial.config.epsilon == trial.paper_epsilon == epsilon
+    assert trial.config.noise_multiplier is None
+    assert trial.config.epochs == epochs
 
 
 def test_gep_mnist_refreshes_at_every_step_at_epsilon_2_alone(inputs):
@@ -220,17 +220,20 @@ def test_cifar10_with_the_number_of_parameters_of_the_rgp_paper(inputs):
     small = by_name("rgp_cifar10_wrn28_2", inputs)
     assert small.keys() == large.keys()
     for name, trial in small.items():
-        own, other = trial.config.to_dict(), large[name].config.to_dict()
-        assert own.pop("model") == "wrn28_2_gn"
-        assert other.pop("model") == "wrn28_4_gn"
-        assert own == other
+        small_config, large_config = (
+            trial.config.to_dict(),
+            large[name].config.to_dict(),
+        )
+        assert small_config.pop("model") == "wrn28_2_gn"
+        assert large_config.pop("model") == "wrn28_4_gn"
+        assert small_config == large_config
 
 
 def test_glue_is_in_the_setting_of_the_rgp_paper(inputs):
-    found = by_name("rgp_glue", inputs)
-    assert found["mnli_epsilon8_rgp_seed0"].paper == pytest.approx(0.791)
-    assert found["qnli_full_seed2"].paper == pytest.approx(0.916)
-    for name, trial in found.items():
+    trials = by_name("rgp_glue", inputs)
+    assert trials["mnli_epsilon8_rgp_seed0"].paper == pytest.approx(0.791)
+    assert trials["qnli_full_seed2"].paper == pytest.approx(0.916)
+    for name, trial in trials.items():
         config, task = trial.config, name.partition("_")[0]
         assert config.dataset == f"glue/{task}"
         assert trial.labels["task"] == task
@@ -251,8 +254,8 @@ def test_glue_with_a_model_that_is_not_there(tmp_path):
 
 def test_glue_with_another_model(tmp_path):
     for source, kind in ((str(tmp_path), "folder"), ("bert_x", "preset")):
-        found = by_name("rgp_glue", papers.Inputs(language_model=source))
-        for trial in found.values():
+        trials = by_name("rgp_glue", papers.Inputs(language_model=source))
+        for trial in trials.values():
             assert trial.config.model_kwargs[kind] == source
             assert {"folder", "preset"} & set(trial.config.model_kwargs) == {
                 kind
@@ -291,9 +294,11 @@ def test_rgp_and_dpsgd_share_their_rates(inputs):
     "name, flag",
     [("gep_mnist", "public_images"), ("gep_linear_probe", "features")],
 )
-@pytest.mark.parametrize("path, found", [(None, "none"), ("no", "'no', which")])
-def test_missing_files(name, flag, path, found):
-    with pytest.raises(ValueError, match=f"--{flag}=FILE.*got {found}"):
+@pytest.mark.parametrize(
+    "path, problem", [(None, "none"), ("no", "'no', which")]
+)
+def test_missing_files(name, flag, path, problem):
+    with pytest.raises(ValueError, match=f"--{flag}=FILE.*got {problem}"):
         papers.EXPERIMENTS[name](papers.Inputs(**{flag: path}))
 
 

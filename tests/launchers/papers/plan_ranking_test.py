@@ -34,7 +34,7 @@ def write(folder, name, accuracy, **fields):
 
 
 def finished(folder):
-    """Of two settings: one with several methods, one with DP-SGD alone."""
+    """Two settings: one with several methods, one with DP-SGD alone."""
     for seed, accuracy in enumerate((0.5, 0.6)):
         write(folder, f"dp_{seed}", accuracy, seed=seed)
         write(
@@ -54,12 +54,12 @@ def test_settings(tmp_path):
     finished(tmp_path)
     ((name, members),) = plan_ranking.settings(tmp_path).items()
     assert name == "mlp, σ = 4, 1 epochs"
-    found = {m.name: m.accuracies for m in members}
-    # Of DP-SGD the better learning rate; no rank that the planner cannot try.
-    assert found == {"DP-SGD": [0.5, 0.6], "PDP-SGD 8": [0.7, 0.8]}
+    accuracies = {m.name: m.accuracies for m in members}
+    # The better learning rate of DP-SGD; no rank that the planner cannot try.
+    assert accuracies == {"DP-SGD": [0.5, 0.6], "PDP-SGD 8": [0.7, 0.8]}
 
 
-def held(*planned):
+def saved_plans(*planned):
     return {
         "setting": {
             "measured": [
@@ -73,17 +73,17 @@ def held(*planned):
 
 
 def test_pairs():
-    found = plan_ranking.pairs(held(0.3, 0.7, 0.6))
-    assert [p.names for p in found] == [
+    pairs = plan_ranking.pairs(saved_plans(0.3, 0.7, 0.6))
+    assert [p.names for p in pairs] == [
         ("GEP 5", "GEP 9"), ("GEP 5", "DP-SGD"), ("GEP 9", "DP-SGD")
     ]  # fmt: skip
-    assert [p.is_right for p in found] == [False, True, True]
-    assert [p.is_decided for p in found] == [False, True, True]
+    assert [p.is_right for p in pairs] == [False, True, True]
+    assert [p.is_decided for p in pairs] == [False, True, True]
 
 
 def test_what_was_not_planned_is_left_out():
-    found = plan_ranking.pairs(held(0.3, 0.7, None))
-    assert [p.names for p in found] == [("GEP 5", "DP-SGD")]
+    pairs = plan_ranking.pairs(saved_plans(0.3, 0.7, None))
+    assert [p.names for p in pairs] == [("GEP 5", "DP-SGD")]
 
 
 @pytest.mark.slow

@@ -13,13 +13,13 @@ _RECORDED = ("errors", "spectra", "residuals")
 
 def results_of(folder, settings, fraction=1.0):
     """Results of settings: labels, an accuracy, what else trials leave."""
-    made = []
+    made_trials = []
     for i, setting in enumerate(settings):
-        left = {n: setting[n] for n in _RECORDED if n in setting}
+        recorded = {n: setting[n] for n in _RECORDED if n in setting}
         labels = {
             name: value
             for name, value in setting.items()
-            if name not in (*left, "accuracy", "paper")
+            if name not in (*recorded, "accuracy", "paper")
         }
         for seed in (0, 1):
             trial = finished_trials.trial(
@@ -29,13 +29,13 @@ def results_of(folder, settings, fraction=1.0):
                 paper=setting.get("paper"),
                 **labels,
             )
-            made.append(trial)
+            made_trials.append(trial)
             accuracy = setting["accuracy"] + 0.01 * seed
-            finished_trials.write(folder, trial, accuracy, **left)
+            finished_trials.write(folder, trial, accuracy, **recorded)
     experiment = trials.Experiment(
         name="x",
         title="X on Y",
-        trials=tuple(made),
+        trials=tuple(made_trials),
         figures={},
         fraction=fraction,
     )
@@ -74,8 +74,8 @@ PDP = [
 
 class TestAccuracyAgainstEpsilon:
     def test_a_panel_for_each_unit_with_a_line_for_each_method(self, tmp_path):
-        found = results_of(tmp_path, PDP)
-        canvas = plots.accuracy_against_epsilon(found)
+        pdp_results = results_of(tmp_path, PDP)
+        canvas = plots.accuracy_against_epsilon(pdp_results)
         assert {"tanh units", "ReLU units"} <= set(texts(canvas))
         (legend,) = canvas.legends
         assert [t.get_text() for t in legend.get_texts()] == [
@@ -88,7 +88,7 @@ class TestAccuracyAgainstEpsilon:
         # Mean of two seeds, and one point for each σ.
         np.testing.assert_allclose(heights(dp), [0.705, 0.705])
         np.testing.assert_allclose(heights(pdp), [0.805, 0.805])
-        expected = [row.epsilon("rdp") for row in found.rows[:3:2]]
+        expected = [row.epsilon("rdp") for row in pdp_results.rows[:3:2]]
         places = np.asarray(dp.lines[0].get_xdata(), float)
         np.testing.assert_allclose(places, expected, rtol=0.05)
 
@@ -130,8 +130,8 @@ class TestAccuracyAgainstEpsilon:
         assert 0.001 < coloured.mean() < 0.1
 
     def test_says_what_was_shortened(self, tmp_path):
-        found = results_of(tmp_path, PDP, fraction=0.05)
-        canvas = plots.accuracy_against_epsilon(found)
+        short_results = results_of(tmp_path, PDP, fraction=0.05)
+        canvas = plots.accuracy_against_epsilon(short_results)
         assert any("0.05 of the epochs" in text for text in texts(canvas))
 
 
@@ -178,9 +178,9 @@ class TestTrainingCurves:
         assert {"k = 10", "k = 50", "DP-SGD"} <= set(texts(canvas))
 
     def test_none_without_rows(self, tmp_path):
-        found = results_of(tmp_path, PDP[:4])
+        pdp_results = results_of(tmp_path, PDP[:4])
         chosen = {"units": "ReLU"}
-        assert plots.training_curves(found, "σ", labels=chosen) is None
+        assert plots.training_curves(pdp_results, "σ", labels=chosen) is None
 
 
 def test_projection_errors(tmp_path):
@@ -189,8 +189,8 @@ def test_projection_errors(tmp_path):
         {"method": "GEP", "accuracy": 0.9, "errors": (0.3, 0.2)},
         {"method": "GEP, random basis", "accuracy": 0.8, "errors": (0.9, 0.9)},
     ]
-    found = results_of(tmp_path, settings)
-    (axes,) = plots.projection_errors(found).get_axes()
+    recorded_results = results_of(tmp_path, settings)
+    (axes,) = plots.projection_errors(recorded_results).get_axes()
     assert [line.get_label() for line in axes.lines] == [
         "GEP",
         "GEP, random basis",
@@ -199,8 +199,8 @@ def test_projection_errors(tmp_path):
 
 
 def test_projection_errors_before_any_is_there(tmp_path):
-    found = results_of(tmp_path, [{"method": "GP", "accuracy": 0.9}])
-    assert plots.projection_errors(found) is None
+    bare_results = results_of(tmp_path, [{"method": "GP", "accuracy": 0.9}])
+    assert plots.projection_errors(bare_results) is None
 
 
 def test_spectra_say_that_they_are_an_analysis_of_private_data(tmp_path):
@@ -216,9 +216,9 @@ def test_spectra_say_that_they_are_an_analysis_of_private_data(tmp_path):
     axes = canvas.get_axes()[1]
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
     np.testing.assert_allclose(axes.lines[1].get_ydata(), [8.0, 2.0, 0.5])
-    said = texts(canvas)
-    assert {"epoch 1", "epoch 2"} <= set(said)
-    assert any("analysis of private data" in text for text in said)
+    shown_texts = texts(canvas)
+    assert {"epoch 1", "epoch 2"} <= set(shown_texts)
+    assert any("analysis of private data" in text for text in shown_texts)
 
 
 def test_grid_of_settings(tmp_path):
@@ -305,9 +305,9 @@ class TestProjectionResiduals:
         ]
         canvas = plots.projection_residuals(results_of(tmp_path, settings))
         left, right = canvas.axes
-        historical, own = left.lines
+        historical, itself = left.lines
         np.testing.assert_allclose(historical.get_ydata(), [0.3, 0.6])
-        np.testing.assert_allclose(own.get_ydata(), [0.15, 0.3])
+        np.testing.assert_allclose(itself.get_ydata(), [0.15, 0.3])
         np.testing.assert_allclose(right.lines[0].get_ydata(), [3.0, 6.0])
         assert right.get_ylim()[1] > 1
         assert any("carriers of the history" in t for t in texts(canvas))
@@ -327,5 +327,5 @@ class TestProjectionResiduals:
 
     def test_nothing_recorded(self, tmp_path):
         settings = [{"method": "RGP", "ε": 8, "accuracy": 0.8}]
-        found = results_of(tmp_path, settings)
-        assert plots.projection_residuals(found) is None
+        bare_results = results_of(tmp_path, settings)
+        assert plots.projection_residuals(bare_results) is None

@@ -13,7 +13,7 @@ class Runner:
         self.jobs = jobs
 
 
-def ended(trial, seconds, error=None):
+def finished_trial(trial, seconds, error=None):
     return runner.Finished(trial=trial, seconds=seconds, error=error)
 
 
@@ -21,9 +21,9 @@ class TestLines:
     def test_count_result_and_time_left(self, tmp_path, capsys):
         trials = [finished_trials.trial(f"t{i}", "GP") for i in range(4)]
         running = Runner(trials, jobs=2)
-        told = progress.Progress(running, tmp_path, total=10)
+        display = progress.Progress(running, tmp_path, total=10)
         first = running.waiting.pop(0)
-        told.finished(ended(first, 60.0), "90.0 % at ε = 2")
+        display.finished(finished_trial(first, 60.0), "90.0 % at ε = 2")
         # Three trials of a minute remain, two at a time.
         assert capsys.readouterr().out == (
             "[7/10] t0: 90.0 % at ε = 2, 1 min 0 s; 1 min 30 s left\n"
@@ -36,9 +36,11 @@ class TestLines:
             for i, method in enumerate(methods)
         ]
         running = Runner(trials)
-        told = progress.Progress(running, tmp_path, total=5)
+        display = progress.Progress(running, tmp_path, total=5)
         for seconds in (1.0, 100.0):
-            told.finished(ended(running.waiting.pop(0), seconds), "done")
+            display.finished(
+                finished_trial(running.waiting.pop(0), seconds), "done"
+            )
         last = capsys.readouterr().out.splitlines()[-1]
         # One of a second and two of 100.
         assert last.endswith("3 min 21 s left")
@@ -46,13 +48,13 @@ class TestLines:
     def test_epochs_of_trials_that_run_count(self, tmp_path, capsys):
         first, second = (finished_trials.trial(n, "GP") for n in ("a", "b"))
         running = Runner([first, second])
-        told = progress.Progress(running, tmp_path, total=2)
+        display = progress.Progress(running, tmp_path, total=2)
         running.waiting.remove(first)
         running.waiting.remove(second)
         running.running["b"] = time.monotonic()
-        # As it is after the last of its two epochs.
+        # Both of its epochs are recorded.
         finished_trials.write(tmp_path, second, 0.5)
-        told.finished(ended(first, 60.0), "done")
+        display.finished(finished_trial(first, 60.0), "done")
         assert capsys.readouterr().out.endswith("; 0 s left\n")
 
     def test_a_failure_says_what_was_wrong_and_tells_no_time(
@@ -60,9 +62,11 @@ class TestLines:
     ):
         trials = [finished_trials.trial(n, "GP") for n in ("a", "b")]
         running = Runner(trials)
-        told = progress.Progress(running, tmp_path, total=2)
+        display = progress.Progress(running, tmp_path, total=2)
         running.waiting.pop(0)
-        told.finished(ended(trials[0], 0.1, "ValueError: no."), None)
+        display.finished(
+            finished_trial(trials[0], 0.1, "ValueError: no."), None
+        )
         out = capsys.readouterr().out
         assert "[1/2] a: ValueError: no., 0 s; time left not known yet" in out
 
@@ -71,15 +75,15 @@ class TestLines:
     ):
         trials = [finished_trials.trial("a", "GP")]
         running = Runner(trials)
-        told = progress.Progress(running, tmp_path, total=1)
+        display = progress.Progress(running, tmp_path, total=1)
         running.waiting.clear()
         running.running["a"] = time.monotonic()
-        told.look()
+        display.look()
         assert capsys.readouterr().out == ""
         now = time.monotonic()
         monkeypatch.setattr(time, "monotonic", lambda: now + 3600)
-        told.look()
-        told.look()
+        display.look()
+        display.look()
         out = capsys.readouterr().out
         assert out.count("\n") == 1
         assert out.startswith("[0/1] epoch a 0/2; ")

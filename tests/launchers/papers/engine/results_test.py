@@ -9,13 +9,13 @@ from tf_dpsub.launchers.papers.engine import results, trials
 
 
 @pytest.fixture
-def found(tmp_path):
+def two_settings(tmp_path):
     """Two methods, of which one has a seed that has not finished."""
     settings = [("GP", 0, 0.7), ("GEP", 0, 0.9), ("GP", 1, 0.8), ("GEP", 1, 0)]
-    made = []
+    made_trials = []
     for method, seed, accuracy in settings:
         trial = finished_trials.trial(f"{method}_{seed}", method, seed=seed)
-        made.append(trial)
+        made_trials.append(trial)
         if accuracy:
             finished_trials.write(
                 tmp_path,
@@ -25,7 +25,11 @@ def found(tmp_path):
                 steps=20 + 5 * seed,
             )
     experiment = trials.Experiment(
-        name="x", title="X", trials=tuple(made), figures={}, best_of="method"
+        name="x",
+        title="X",
+        trials=tuple(made_trials),
+        figures={},
+        best_of="method",
     )
     return results.Results(experiment, tmp_path)
 
@@ -41,56 +45,58 @@ def epsilon(steps, accountant):
 
 
 class TestRows:
-    def test_hold_the_seeds_of_a_setting(self, found):
-        gp, gep = found.rows
+    def test_hold_the_seeds_of_a_setting(self, two_settings):
+        gp, gep = two_settings.rows
         assert (gp.method, gep.method) == ("GP", "GEP")
         assert (gp.seeds, gep.seeds) == ([0, 1], [0])
 
-    def test_mean_and_deviation(self, found):
-        gp, gep = found.rows
+    def test_mean_and_deviation(self, two_settings):
+        gp, gep = two_settings.rows
         assert gp.mean == pytest.approx(0.75)
-        # Of two seeds 0.1 apart, with n - 1 below the sum.
+        # Two seeds are 0.1 apart; the sum of squares is divided by n - 1.
         assert gp.deviation == pytest.approx(0.1 / math.sqrt(2))
         assert gep.mean == 0.9
         assert gep.deviation is None
 
     @pytest.mark.parametrize("accountant", ["rdp", "pld"])
     def test_epsilon_is_of_the_ledger_and_of_the_worst_seed(
-        self, found, accountant
+        self, two_settings, accountant
     ):
-        gp, gep = found.rows
+        gp, gep = two_settings.rows
         assert gp.epsilon(accountant) == pytest.approx(epsilon(25, accountant))
         assert gep.epsilon(accountant) == pytest.approx(epsilon(20, accountant))
 
     def test_projection_error_is_of_all_groups_after_the_last_epoch(
-        self, found
+        self, two_settings
     ):
-        gp, gep = found.rows
+        gp, gep = two_settings.rows
         assert gp.projection_error is None
         assert gep.projection_error == 0.4
 
-    def test_choice(self, found):
-        assert [r.method for r in found.where(method="GEP")] == ["GEP"]
-        assert [r.method for r in found.best("method")] == ["GP", "GEP"]
+    def test_choice(self, two_settings):
+        assert [r.method for r in two_settings.where(method="GEP")] == ["GEP"]
+        assert [r.method for r in two_settings.best("method")] == ["GP", "GEP"]
 
 
 def test_best_is_the_most_accurate_row(tmp_path):
-    made = [
+    made_trials = [
         finished_trials.trial(f"gp_{clip}", "GP", clip=clip)
         for clip in (1, 2, 3)
     ]
-    for trial, accuracy in zip(made, (0.5, 0.7, 0.6)):
+    for trial, accuracy in zip(made_trials, (0.5, 0.7, 0.6)):
         finished_trials.write(tmp_path, trial, accuracy)
     experiment = trials.Experiment(
-        name="x", title="X", trials=tuple(made), figures={}
+        name="x", title="X", trials=tuple(made_trials), figures={}
     )
     (best,) = results.Results(experiment, tmp_path).best("method")
     assert best.labels["clip"] == 2
 
 
-def test_as_json_holds_every_finished_trial(found):
-    made = json.loads(json.dumps(results.as_json(found), allow_nan=False))
-    gp, gep = made["rows"]
+def test_as_json_holds_every_finished_trial(two_settings):
+    content = json.loads(
+        json.dumps(results.as_json(two_settings), allow_nan=False)
+    )
+    gp, gep = content["rows"]
     assert [trial["seed"] for trial in gp["trials"]] == [0, 1]
     assert [trial["accuracy"] for trial in gp["trials"]] == [0.7, 0.8]
     assert gp["accuracy_mean"] == pytest.approx(0.75)
@@ -104,9 +110,9 @@ def test_without_noise_epsilon_is_infinite_also_in_json(tmp_path):
     experiment = trials.Experiment(
         name="x", title="X", trials=(trial,), figures={}
     )
-    found = results.Results(experiment, tmp_path)
-    assert found.rows[0].epsilon("pld") == math.inf
-    text = json.dumps(results.as_json(found), allow_nan=False)
+    noiseless = results.Results(experiment, tmp_path)
+    assert noiseless.rows[0].epsilon("pld") == math.inf
+    text = json.dumps(results.as_json(noiseless), allow_nan=False)
     assert json.loads(text)["rows"][0]["epsilon"]["rdp"] == "inf"
 
 

@@ -27,22 +27,24 @@ def digits_trial(name, **changes):
     return trials.Trial(name=name, labels={"method": "DP-SGD"}, config=config)
 
 
-def run(some, folder, jobs=1):
-    """What becomes of trials, by their names."""
-    with runner.Runner(some, folder, jobs) as running:
+def run(to_run, folder, jobs=1):
+    """Outcomes of trials, by their names."""
+    with runner.Runner(to_run, folder, jobs) as running:
         return {e.trial.name: e for e in running if e is not None}
 
 
 def test_a_process_runs_many_and_a_failure_loses_no_other(tmp_path, capfd):
-    some = [
+    to_run = [
         digits_trial("good"),
         digits_trial("wrong", l2_norm_clip=-1.0),
         digits_trial("later", seed=1),
     ]
-    ended = run(some, tmp_path)
-    assert list(ended) == ["good", "wrong", "later"]
-    assert ended["good"].error is None and ended["later"].error is None
-    assert ended["wrong"].error.startswith("ValueError: Expected l2_norm_clip")
+    outcomes = run(to_run, tmp_path)
+    assert list(outcomes) == ["good", "wrong", "later"]
+    assert outcomes["good"].error is None and outcomes["later"].error is None
+    assert outcomes["wrong"].error.startswith(
+        "ValueError: Expected l2_norm_clip"
+    )
     for name in ("good", "later"):
         folder = tmp_path / "trials" / name
         result = json.loads((folder / "result.json").read_text("utf-8"))
@@ -53,22 +55,22 @@ def test_a_process_runs_many_and_a_failure_loses_no_other(tmp_path, capfd):
     assert not results.is_finished(tmp_path / "trials" / "wrong")
     log = (tmp_path / "logs" / "wrong.log").read_text("utf-8")
     assert "Traceback" in log
-    # What trials write goes to their logs alone.
+    # The output of trials goes to their logs alone.
     assert capfd.readouterr() == ("", "")
 
 
 def test_a_process_that_dies_loses_its_trial_alone(tmp_path):
-    some = [digits_trial("long", epochs=10_000), digits_trial("short")]
-    ended = {}
-    with runner.Runner(some, tmp_path, 1) as running:
+    to_run = [digits_trial("long", epochs=10_000), digits_trial("short")]
+    outcomes = {}
+    with runner.Runner(to_run, tmp_path, 1) as running:
         for event in running:
             if event is not None:
-                ended[event.trial.name] = event.error
+                outcomes[event.trial.name] = event.error
             elif "long" in running.running:
                 if results.epochs_done(tmp_path / "trials" / "long"):
                     (process,) = multiprocessing.active_children()
                     os.kill(process.pid, signal.SIGKILL)
-    assert ended == {
+    assert outcomes == {
         "long": "its process died with exit code -9",
         "short": None,
     }
@@ -89,9 +91,9 @@ def test_a_process_whose_outcome_nobody_reads_ends(tmp_path):
 
 
 def test_leaving_early_stops_what_runs_and_it_can_go_on(tmp_path):
-    some = [digits_trial("a", epochs=30), digits_trial("b", epochs=10_000)]
+    to_run = [digits_trial("a", epochs=30), digits_trial("b", epochs=10_000)]
     folder = tmp_path / "trials" / "a"
-    with runner.Runner(some, tmp_path, 2) as running:
+    with runner.Runner(to_run, tmp_path, 2) as running:
         for _ in running:
             if results.epochs_done(folder):
                 break
@@ -103,8 +105,8 @@ def test_leaving_early_stops_what_runs_and_it_can_go_on(tmp_path):
     log = (tmp_path / "logs" / "a.log").read_text("utf-8")
     assert "--resume goes on" in log
 
-    ended = run(some[:1], tmp_path)
-    assert [e.error for e in ended.values()] == [None]
+    outcomes = run(to_run[:1], tmp_path)
+    assert [e.error for e in outcomes.values()] == [None]
     result = json.loads((folder / "result.json").read_text("utf-8"))
     assert result["epochs"] == 30
     # 6 steps an epoch; those after the last checkpoint were lost.

@@ -9,7 +9,7 @@ from tf_dpsub.launchers.papers.engine import results, table, trials
 
 @pytest.fixture
 def experiment():
-    made = [
+    made_trials = [
         finished_trials.trial(
             f"{method}_{seed}", method, seed=seed, paper=paper, k=k
         )
@@ -17,13 +17,17 @@ def experiment():
         for method, k, paper in (("GP", "", 0.947), ("GEP", 250, 0.963))
     ]
     return trials.Experiment(
-        name="x", title="X on Y", trials=tuple(made), figures={}, notes=("N.",)
+        name="x",
+        title="X on Y",
+        trials=tuple(made_trials),
+        figures={},
+        notes=("N.",),
     )
 
 
 def lines(experiment, folder):
-    made = table.markdown(results.Results(experiment, folder), "a command")
-    return made.splitlines()
+    text = table.markdown(results.Results(experiment, folder), "a command")
+    return text.splitlines()
 
 
 def cells(line):
@@ -34,8 +38,8 @@ class TestMarkdown:
     def test_rows_beside_the_papers_figures(self, experiment, tmp_path):
         for trial, accuracy in zip(experiment.trials, (0.9, 0.95, 0.92, 0.96)):
             finished_trials.write(tmp_path, trial, accuracy)
-        made = lines(experiment, tmp_path)
-        header, rule, *rows = (line for line in made if line.startswith("|"))
+        text = lines(experiment, tmp_path)
+        header, rule, *rows = (line for line in text if line.startswith("|"))
         assert set(rule) == set("|- ")
         assert len({len(line) for line in (header, rule, *rows)}) == 1
         gp, gep = (dict(zip(cells(header), cells(row))) for row in rows)
@@ -62,21 +66,21 @@ class TestMarkdown:
     def test_head(self, experiment, tmp_path):
         for trial in experiment.trials:
             finished_trials.write(tmp_path, trial, 0.9)
-        made = lines(experiment, tmp_path)
-        assert made[:5] == ["# X on Y", "", "```sh", "a command", "```"]
-        assert "- N." in made
-        assert not any("Shortened" in line for line in made)
-        assert not any("Not complete" in line for line in made)
+        text = lines(experiment, tmp_path)
+        assert text[:5] == ["# X on Y", "", "```sh", "a command", "```"]
+        assert "- N." in text
+        assert not any("Shortened" in line for line in text)
+        assert not any("Not complete" in line for line in text)
 
     def test_what_was_shortened_and_what_is_missing(self, experiment, tmp_path):
         short = dataclasses.replace(experiment, fraction=0.1)
         finished_trials.write(tmp_path, short.trials[0], 0.9)
-        made = lines(short, tmp_path)
-        (shortened,) = (line for line in made if "Shortened" in line)
+        text = lines(short, tmp_path)
+        (shortened,) = (line for line in text if "Shortened" in line)
         assert "0.1 of the paper's epochs" in shortened
-        (missing,) = (line for line in made if "Not complete" in line)
+        (missing,) = (line for line in text if "Not complete" in line)
         assert "3 of 4 trials have not finished" in missing
-        rows = [line for line in made if line.startswith("|")][2:]
+        rows = [line for line in text if line.startswith("|")][2:]
         assert len(rows) == 1
         # One seed has no deviation.
         assert "±" not in rows[0]
@@ -85,14 +89,14 @@ class TestMarkdown:
         assert any("4 of 4" in line for line in lines(experiment, tmp_path))
 
     def test_best_of_each_method_comes_first(self, experiment, tmp_path):
-        made = [
+        made_trials = [
             finished_trials.trial(f"gp_{clip}", "GP", clip=clip)
             for clip in (1, 5)
         ]
-        for trial, accuracy in zip(made, (0.5, 0.6)):
+        for trial, accuracy in zip(made_trials, (0.5, 0.6)):
             finished_trials.write(tmp_path, trial, accuracy, errors=(0.25,))
         tuned = dataclasses.replace(
-            experiment, trials=tuple(made), best_of="method"
+            experiment, trials=tuple(made_trials), best_of="method"
         )
         written = lines(tuned, tmp_path)
         first = written.index("## Best by method")
