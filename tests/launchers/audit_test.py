@@ -15,23 +15,23 @@ TINY = mechanism.Sizes(steps=200, cases=30, runs=200, canaries=40)
 
 @pytest.mark.parametrize("name", mechanism.NAMES)
 def test_every_mechanism_keeps_its_claims(name):
-    found = mechanism.audited(name, TINY, infers=False)
-    if not found["passed"]:
+    result = mechanism.audited(name, TINY, infers=False)
+    if not result["passed"]:
         # Bounds hold with 99.9 %: one in a thousand is wrong, two are not.
-        found = mechanism.audited(name, TINY, infers=False)
-    assert [f["check"] for f in found["findings"]] == [
+        result = mechanism.audited(name, TINY, infers=False)
+    assert [f["check"] for f in result["findings"]] == [
         *CHECKS,
         "sensitivity, mixed_float16",
         "one run",
     ]
-    assert found["passed"], found["findings"]
+    assert result["passed"], result["findings"]
 
 
 def test_a_failure_is_named_first(tmp_path, monkeypatch):
     monkeypatch.setattr(optimizers, "DPSGD", WithHalfTheNoise)
-    found = mechanism.audited("DP-SGD", TINY, infers=False)
-    assert not found["passed"]
-    audit.write([found], None, tmp_path, "the command")
+    result = mechanism.audited("DP-SGD", TINY, infers=False)
+    assert not result["passed"]
+    audit.write([result], None, tmp_path, "the command")
     text = (tmp_path / "table.md").read_text("utf-8")
     assert "**DP-SGD**, variance: Of 39 numbers" in text
     assert "All claims hold" not in text
@@ -46,24 +46,24 @@ def test_dry_run_says_how_much_would_be_done(tmp_path):
         "audit", "--dry_run", "--mechanisms=GEP,RGP", f"--workdir={workdir}"
     )
     assert done.returncode == 0, done.stderr
-    told = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
-    assert told["mechanisms"] == "GEP, RGP"
-    assert "1,000 steps" in told["each"] and "300 pairs" in told["each"]
-    assert told["membership"].startswith("3 models on digits")
+    lines = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
+    assert lines["mechanisms"] == "GEP, RGP"
+    assert "1,000 steps" in lines["each"] and "300 pairs" in lines["each"]
+    assert lines["membership"].startswith("3 models on digits")
     assert not workdir.exists()
 
 
 @pytest.mark.slow
 def test_membership_shows_where_there_is_no_privacy(monkeypatch):
-    # As many as memorise enough.
+    # Enough epochs to memorise examples.
     monkeypatch.setattr(digits_membership, "EPOCHS", 50)
     plain, private = mechanism.attacked(), mechanism.attacked("DP-SGD")
     for attack in ("loss_threshold", "classifier"):
-        found, hidden = getattr(plain, attack), getattr(private, attack)
-        assert found.interval[0] > 0.65
+        exposed, hidden = getattr(plain, attack), getattr(private, attack)
+        assert exposed.interval[0] > 0.65
         # e^8 allows as much; what is seen is far less.
-        assert hidden.success < found.success - 0.1
-        assert hidden.examples == found.examples
+        assert hidden.success < exposed.success - 0.1
+        assert hidden.examples == exposed.examples
     assert plain.likelihood_ratio is None
 
 
@@ -79,20 +79,20 @@ def audit_of_two(workdir):
 
 @pytest.mark.slow
 def test_program(tmp_path, monkeypatch, capfd):
-    """In processes of its own, whose entropy is that of the system."""
+    """Audits in new processes, which take the system's entropy."""
     monkeypatch.setattr(mechanism, "SHORT", TINY)
-    told, workdir = audit_of_two(tmp_path / "one"), tmp_path / "one"
-    if told.returncode == 1:
-        # As above, one in a thousand bounds is wrong.
-        told, workdir = audit_of_two(tmp_path / "two"), tmp_path / "two"
-    assert told.returncode == 0, told.stderr
-    assert "Traceback" not in told.stderr + capfd.readouterr().err
+    process, workdir = audit_of_two(tmp_path / "one"), tmp_path / "one"
+    if process.returncode == 1:
+        # One in a thousand bounds is wrong, as above.
+        process, workdir = audit_of_two(tmp_path / "two"), tmp_path / "two"
+    assert process.returncode == 0, process.stderr
+    assert "Traceback" not in process.stderr + capfd.readouterr().err
     text = (workdir / "table.md").read_text("utf-8")
     assert "All claims hold." in text
-    assert text in told.stdout
-    assert "RGP: all claims hold, " in told.stdout
-    held = json.loads((workdir / "audit.json").read_text("utf-8"))
-    names = [r["mechanism"] for r in held["mechanisms"]]
+    assert text in process.stdout
+    assert "RGP: all claims hold, " in process.stdout
+    written = json.loads((workdir / "audit.json").read_text("utf-8"))
+    names = [r["mechanism"] for r in written["mechanisms"]]
     assert names == ["DP-SGD", "RGP"]
     assert (workdir / "audit.png").stat().st_size > 10_000
 
@@ -107,7 +107,7 @@ def test_program(tmp_path, monkeypatch, capfd):
     ],
 )
 def test_wrong_flags(flags, message):
-    told = run_here("audit", *flags)
-    assert told.returncode == 2
-    assert message in told.stderr
-    assert "Traceback" not in told.stderr
+    process = run_here("audit", *flags)
+    assert process.returncode == 2
+    assert message in process.stderr
+    assert "Traceback" not in process.stderr

@@ -27,20 +27,20 @@ def config(**changes):
 def arrays(path, **changes):
     generator = np.random.default_rng(0)
     x = generator.normal(size=(120, 6)).astype("float32")
-    held = {
+    contents = {
         "x_train": x[:80],
         "y_train": np.arange(80) % 3,
         "x_test": x[80:],
         "y_test": np.arange(40) % 3,
     }
-    np.savez(path, **held | changes)
+    np.savez(path, **contents | changes)
     return str(path)
 
 
 def test_reads_no_private_example(tmp_path):
     """Other private examples, as many: the same plan."""
     other = np.random.default_rng(1).normal(size=(80, 6)).astype("float32")
-    found = [
+    plans = [
         config_plan.plan_of(
             config(dataset=file, public_examples=0, batch_size=16),
             "test",
@@ -58,7 +58,7 @@ def test_reads_no_private_example(tmp_path):
     ]
     first, second = (
         [(c.name, c.signal.gradient, c.signal.released) for c in f.candidates]
-        for f in found
+        for f in plans
     )
     assert first == second
 
@@ -78,7 +78,7 @@ def candidate(method, rank):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "method, rank, told",
+    "method, rank, expected",
     [
         ("DP-SGD", None, "DPSGD around SGD, noise multiplier 3.798, clip 0.5"),
         ("PDP-SGD", 7, "ProjectedDPSGD around SGD, noise multiplier 3.798"),
@@ -87,7 +87,7 @@ def candidate(method, rank):
         ("RGP", 3, "RGP around SGD, noise multiplier 3.798"),
     ],
 )
-def test_training_command(method, rank, told, tmp_path):
+def test_training_command(method, rank, expected, tmp_path):
     """It trains the method that is meant, with the budget of the config."""
     command = plan.training_command(
         candidate(method, rank),
@@ -98,15 +98,15 @@ def test_training_command(method, rank, told, tmp_path):
     _, name, *flags = shlex.split(command)
     done = run_here(name, *flags, "--dry_run", f"--workdir={tmp_path / 'run'}")
     assert done.returncode == 0, done.stderr
-    assert told in done.stdout
+    assert expected in done.stdout
     assert "Poisson batches of 128 expected" in done.stdout
     assert ("PublicSubspace" in done.stdout) == (rank == 7)
 
 
 def test_no_training_command_where_fields_are_not_enough():
     gep = candidate("GEP", 7)
-    for own in (config(public_examples=0), config(optimizer="RGP")):
-        assert plan.training_command(gep, 128, own, []) is None
+    for changed_config in (config(public_examples=0), config(optimizer="RGP")):
+        assert plan.training_command(gep, 128, changed_config, []) is None
 
 
 @pytest.mark.parametrize("name", ["plan", "spectrum"])
@@ -132,17 +132,17 @@ def test_dry_run_says_what_would_be_compared(tmp_path):
         "--dry_run",
     )
     assert done.returncode == 0, done.stderr
-    told = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
-    assert told["methods"] == "DP-SGD, RGP"
-    assert told["ranks"].endswith("of subspaces, 4 of carriers")
-    assert told["batches"] == "of the best size"
+    lines = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
+    assert lines["methods"] == "DP-SGD, RGP"
+    assert lines["ranks"].endswith("of subspaces, 4 of carriers")
+    assert lines["batches"] == "of the best size"
     assert not workdir.exists()
 
 
 def test_carriers_are_those_of_the_config():
-    own = {"rank": 4, "exclude": ["logits"]}
-    found = config_plan.plan_of(
-        config(optimizer="RGP", reparametrize=own),
+    carriers = {"rank": 4, "exclude": ["logits"]}
+    best_plan = config_plan.plan_of(
+        config(optimizer="RGP", reparametrize=carriers),
         **QUICK,
         search={"methods": ("RGP",), "carrier_ranks": (2,)},
     )
@@ -153,7 +153,8 @@ def test_carriers_are_those_of_the_config():
     )
     # The kernel of the last layer, 8 by 10, is not in carriers of rank 2.
     saved = (
-        found.candidates[0].signal.noise / found.candidates[0].l2_norm_clip ** 2
+        best_plan.candidates[0].signal.noise
+        / best_plan.candidates[0].l2_norm_clip ** 2
     )
     other = (
         everything.candidates[0].signal.noise
@@ -169,7 +170,7 @@ class TestProgram:
     @classmethod
     def done(cls, tmp_path_factory):
         folder = tmp_path_factory.mktemp("plan")
-        told = run_program(
+        process = run_program(
             "plan",
             "--config=configs/digits_dpsgd.py",
             "--config.public_examples=64",
@@ -180,28 +181,28 @@ class TestProgram:
             "--carrier_ranks=2",
             "--best_batch_size",
         )
-        assert told.returncode == 0, told.stderr
-        return folder, told
+        assert process.returncode == 0, process.stderr
+        return folder, process
 
     def test_says_what_it_recommends(self, done):
-        folder, told = done
-        found = json.loads((folder / "plan.json").read_text("utf-8"))
-        chosen = found["recommended"]
+        folder, process = done
+        saved_plan = json.loads((folder / "plan.json").read_text("utf-8"))
+        chosen = saved_plan["recommended"]
         text = (folder / "table.md").read_text("utf-8")
-        assert text in told.stdout
+        assert text in process.stdout
         assert f"**{chosen['method']}" in text
         assert "no private example was read" in text
         rows = [line for line in text.splitlines() if line.startswith("| ")]
         # Three clips of DP-SGD, of carriers, and of two ranks.
         assert len(rows) == 1 + 3 * (1 + 1 + 2)
-        assert "Per-example gradients" not in told.stderr
+        assert "Per-example gradients" not in process.stderr
 
     def test_draws(self, done):
         assert (done[0] / "plan.png").stat().st_size > 10_000
 
     def test_measures(self, done):
-        found = json.loads((done[0] / "plan.json").read_text("utf-8"))
-        for candidate in found["candidates"]:
+        saved_plan = json.loads((done[0] / "plan.json").read_text("utf-8"))
+        for candidate in saved_plan["candidates"]:
             assert candidate["cost"]["seconds_once"] >= 0
             assert candidate["cost"]["memory_bytes"] > 0
 
@@ -217,21 +218,21 @@ class TestProgram:
         ],
     )
     def test_wrong_flags(self, tmp_path, flags, message):
-        told = run_here(
+        process = run_here(
             "plan",
             "--config=configs/digits_dpsgd.py",
             f"--workdir={tmp_path}",
             *flags,
         )
-        assert told.returncode == 2
-        assert message in told.stderr
-        assert "Traceback" not in told.stderr
+        assert process.returncode == 2
+        assert message in process.stderr
+        assert "Traceback" not in process.stderr
 
 
 def test_figure_without_several_batch_sizes():
-    found = config_plan.plan_of(
+    small_plan = config_plan.plan_of(
         config(),
         **QUICK,
         search={"methods": ("DP-SGD", "B-GEP"), "ranks": (4,)},
     )
-    assert len(plan.draw(found, config()).axes) == 2
+    assert len(plan.draw(small_plan, config()).axes) == 2

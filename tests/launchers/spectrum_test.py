@@ -56,18 +56,20 @@ class TestStudy:
         assert store.steps.tolist() == list(range(1, 13))
         rows = store.block(slice(None), slice(None)).astype(float)
         expected = np.linalg.svd(rows, compute_uv=False)
-        with np.load(done / "spectrum.npz") as found:
-            np.testing.assert_allclose(found["values"], expected[:6], rtol=1e-3)
-            assert found["energy"] == pytest.approx(np.sum(expected**2))
-            assert found["directions"].shape == (rows.shape[1], 6)
-            for window, part in zip(found["windows"], np.split(rows, 3)):
-                own = np.linalg.svd(part, compute_uv=False)
-                np.testing.assert_allclose(window, own[:4], rtol=1e-3)
-            few, *_, many = found["by_iterations"]
-            assert few[-1] <= many[-1] <= found["values"][-1] * (1 + 1e-6)
+        with np.load(done / "spectrum.npz") as arrays:
+            np.testing.assert_allclose(
+                arrays["values"], expected[:6], rtol=1e-3
+            )
+            assert arrays["energy"] == pytest.approx(np.sum(expected**2))
+            assert arrays["directions"].shape == (rows.shape[1], 6)
+            for window, part in zip(arrays["windows"], np.split(rows, 3)):
+                window_values = np.linalg.svd(part, compute_uv=False)
+                np.testing.assert_allclose(window, window_values[:4], rtol=1e-3)
+            few, *_, many = arrays["by_iterations"]
+            assert few[-1] <= many[-1] <= arrays["values"][-1] * (1 + 1e-6)
 
     def test_trains_again_in_the_directions(self, done):
-        """With as much noise, in all dimensions, and no privacy."""
+        """The runs have as much noise, in all dimensions, and no privacy."""
         names = sorted(path.name for path in (done / "again").iterdir())
         assert names == ["all_0", "all_1", "k2_0", "k2_1", "k6_0", "k6_1"]
         noise = set()
@@ -112,20 +114,20 @@ class TestStudy:
 
     def test_of_gradients_that_were_kept_before(self, done, tmp_path):
         gradients = str(done / "record" / "gradients")
-        own = study(tmp_path, gradients=gradients, ranks=(2,))
-        own.run("the command")
+        second_study = study(tmp_path, gradients=gradients, ranks=(2,))
+        second_study.run("the command")
         assert not (tmp_path / "record" / "gradients").exists()
-        with np.load(tmp_path / "spectrum.npz") as found:
+        with np.load(tmp_path / "spectrum.npz") as arrays:
             with np.load(done / "spectrum.npz") as expected:
                 np.testing.assert_allclose(
-                    found["values"], expected["values"], rtol=1e-5
+                    arrays["values"], expected["values"], rtol=1e-5
                 )
 
     def test_more_directions_than_gradients(self, done, tmp_path):
         gradients = str(done / "record" / "gradients")
-        own = study(tmp_path, gradients=gradients, k=13, ranks=(2,))
+        second_study = study(tmp_path, gradients=gradients, k=13, ranks=(2,))
         with pytest.raises(ValueError, match="Expected k <= 12, got 13"):
-            own.run("the command")
+            second_study.run("the command")
 
 
 @pytest.mark.parametrize("every, most", [(1, 12), (5, 3)])
@@ -147,12 +149,15 @@ def test_announces_all_runs_and_begins_none(tmp_path, capsys):
     folder = tmp_path / "study"
     study(folder, repeats=5).announce()
     lines = capsys.readouterr().out.splitlines()
-    told = dict(line.split(maxsplit=1) for line in lines)
-    assert "noise multiplier" in told["mechanism"]
+    announced = dict(line.split(maxsplit=1) for line in lines)
+    assert "noise multiplier" in announced["mechanism"]
     assert (
-        told["gradients"] == "one in 1 steps is kept, in 20 GB at most; k = 6"
+        announced["gradients"]
+        == "one in 1 steps is kept, in 20 GB at most; k = 6"
     )
-    assert told["again"].startswith("15 more runs of this kind: in 2, 6 and in")
+    assert announced["again"].startswith(
+        "15 more runs of this kind: in 2, 6 and in"
+    )
     assert not folder.exists()
 
 
@@ -160,18 +165,18 @@ def test_a_basis_of_another_model(tmp_path, capsys):
     """Found before anything is trained with it."""
     file = tmp_path / "spectrum.npz"
     np.savez(file, directions=np.eye(5, dtype="float32")[:, :2])
-    own = copy.deepcopy(config())
-    own.optimizer = "ProjectedDPSGD"
-    own.subspace = "FixedSubspace"
-    own.subspace_kwargs = {"basis": str(file), "rank": 2}
-    own.epsilon, own.noise_multiplier = None, 1.0
+    other_config = copy.deepcopy(config())
+    other_config.optimizer = "ProjectedDPSGD"
+    other_config.subspace = "FixedSubspace"
+    other_config.subspace_kwargs = {"basis": str(file), "rank": 2}
+    other_config.epsilon, other_config.noise_multiplier = None, 1.0
     with pytest.raises(ValueError, match="a basis of 610 rows.*got 5"):
-        spectrum._train(own, tmp_path / "run")
-    # What is announced before is not private.
+        spectrum._train(other_config, tmp_path / "run")
+    # The announcement says that the run is not private.
     assert "privacy    ε = inf" in capsys.readouterr().out
-    own.subspace_kwargs = {"basis": str(file), "rank": 3}
+    other_config.subspace_kwargs = {"basis": str(file), "rank": 3}
     with pytest.raises(ValueError, match="1 <= rank <= 2, the directions"):
-        spectrum._train(own, tmp_path / "other")
+        spectrum._train(other_config, tmp_path / "other")
 
 
 def test_a_rank_that_is_no_number():

@@ -15,9 +15,9 @@ def test_shadow_models_see_half_of_the_examples():
         def predict(self, x, verbose):
             # Members have a higher score, which hard examples hide.
             logits = np.zeros((len(x), 10))
-            for row, own in zip(x, logits):
-                own[0] = self.hardness[row.tobytes()]
-                own[0] += 1.0 * (row.tobytes() in self.known)
+            for row, row_logits in zip(x, logits):
+                row_logits[0] = self.hardness[row.tobytes()]
+                row_logits[0] += 1.0 * (row.tobytes() in self.known)
             return logits
 
     seen = []
@@ -25,15 +25,15 @@ def test_shadow_models_see_half_of_the_examples():
     x = generator.normal(size=(400, 3))
     hardness = dict(zip(map(np.ndarray.tobytes, x), 5 * x[:, 0]))
 
-    def train(own, y, seed):
-        seen.append(len(own))
-        return Memory(own, y, hardness)
+    def train(images, y, seed):
+        seen.append(len(images))
+        return Memory(images, y, hardness)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             digits_membership, "_digits", lambda: (x, np.zeros(400, int))
         )
-        found = digits_membership.attacked(train, shadow_models=4)
+        attacks = digits_membership.attacked(train, shadow_models=4)
     assert seen == [200] * 5
-    assert found.likelihood_ratio.success == 1
-    assert found.loss_threshold.success < 0.7
+    assert attacks.likelihood_ratio.success == 1
+    assert attacks.loss_threshold.success < 0.7
