@@ -74,7 +74,7 @@ def _first(load, count):
 
 
 def test_sentences_are_scaled_by_the_lines_of_a_file(tmp_path):
-    """What random words are scaled by shows in the model that is built."""
+    """The scales show in the model that is built."""
     (tmp_path / "texts.txt").write_text("good\nbad film\na e\nfilm e a\n")
     config = _config("sst2", str(tmp_path / "texts.txt"))
     config.model_kwargs = {

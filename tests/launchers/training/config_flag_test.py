@@ -15,8 +15,8 @@ OWN = pathlib.Path(config_flag.__file__).parents[2] / "configs"
 def test_configs_of_the_package(prefix, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     given = ["train", f"{prefix}configs/digits_dpsgd.py", "--config.epochs=2"]
-    found = config_flag.with_own_configs(given)
-    assert found == [
+    completed = config_flag.with_own_configs(given)
+    assert completed == [
         "train", f"{prefix}{OWN / 'digits_dpsgd.py'}", "--config.epochs=2"
     ]  # fmt: skip
 
@@ -57,13 +57,13 @@ class TestFlags:
         self, overridden, expected
     ):
         config = digits_config(noise_multiplier=4.0, epsilon=2.0)
-        said = config_flag.let_flags_decide(config, overridden)
-        *kept, displaced = expected
-        assert [config.noise_multiplier, config.epsilon] == kept
+        note = config_flag.let_flags_decide(config, overridden)
+        *values, displaced = expected
+        assert [config.noise_multiplier, config.epsilon] == values
         if displaced is None:
-            assert said is None
+            assert note is None
         else:
-            assert re.match(displaced, said)
+            assert re.match(displaced, note)
 
     def test_a_flag_that_displaces_nothing_says_nothing(self):
         config = digits_config(noise_multiplier=4.0, epsilon=None)

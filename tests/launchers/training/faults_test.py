@@ -95,14 +95,16 @@ def _at_every_step(tmp_path_factory):
 @pytest.mark.parametrize("epoch", range(1, EPOCHS + 1))
 def test_within_an_epoch_nothing_is_written(at_every_step, epoch):
     """A restart from a later step is that from the second one."""
-    held = [
+    epoch_contents = [
         {
             path.relative_to(at_every_step[epoch, step]): content
             for path, content in contents(at_every_step[epoch, step]).items()
         }
         for step in range(2, STEPS_PER_EPOCH + 1)
     ]
-    assert held[0] and all(own == held[0] for own in held)
+    assert epoch_contents[0] and all(
+        epoch_content == epoch_contents[0] for epoch_content in epoch_contents
+    )
 
 
 @pytest.mark.parametrize("epoch", range(1, EPOCHS + 1))
@@ -111,16 +113,16 @@ def test_restart_from_every_step_gives_the_same_ledger(
     at_every_step, tmp_path, epoch, step
 ):
     shutil.copytree(at_every_step[epoch, step], tmp_path, dirs_exist_ok=True)
-    # What began to run had been written before.
+    # Steps are written before they run.
     begun = (epoch - 1) * STEPS_PER_EPOCH + step - 1
     written = ledger_of(tmp_path).steps
     assert written >= begun
     result = train(SETTINGS, tmp_path)
     assert result["epochs"] == EPOCHS
     # The epoch in which it was killed counts twice, unless nothing had begun.
-    lost = 0 if step == 1 else STEPS_PER_EPOCH
-    assert written == begun - (step - 1) + lost
-    assert result["steps"] == EPOCHS * STEPS_PER_EPOCH + lost
+    lost_steps = 0 if step == 1 else STEPS_PER_EPOCH
+    assert written == begun - (step - 1) + lost_steps
+    assert result["steps"] == EPOCHS * STEPS_PER_EPOCH + lost_steps
     assert ledger_of(tmp_path).steps == result["steps"]
     assert result["epsilon"] == pytest.approx(
         accounting.epsilon(
@@ -237,8 +239,8 @@ def test_state_is_that_of_a_run_without_a_break(tmp_path, changes):
         StopAt(patch, 4, 1, lambda: shutil.copytree(whole, stopped))
         _, _, third, _, last = weights_of_epochs(settings, whole, 7)
     # Seeds are part of the state.
-    *_, own = weights_of_epochs(settings, stopped, 9)
-    for a, b, c in zip(own, last, third, strict=True):
+    *_, weights = weights_of_epochs(settings, stopped, 9)
+    for a, b, c in zip(weights, last, third, strict=True):
         np.testing.assert_allclose(a, b, atol=2e-5)
         assert np.abs(a - c).max() > 1e-3
 
@@ -273,8 +275,8 @@ def test_killed_before_or_after_other_files(at_files, name, moment):
     keras.models.load_model(workdir / "model.keras")
 
 
-def _train_with_little_room(workdir, room, told):
-    # What a full disk does, without one: a write fails after so many bytes.
+def _train_with_little_room(workdir, room, output_file):
+    # Stands in for a full disk: a write fails after so many bytes.
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
     try:
         train(SETTINGS, workdir)
@@ -283,20 +285,20 @@ def _train_with_little_room(workdir, room, told):
             resource.RLIMIT_FSIZE,
             (resource.RLIM_INFINITY, resource.RLIM_INFINITY),
         )
-        told.write_text(str(error), "utf-8")
+        output_file.write_text(str(error), "utf-8")
         raise SystemExit(7) from None
 
 
 @pytest.mark.parametrize(
     "room, steps",
-    # Of a ledger, of a checkpoint.
+    # A write of a ledger, and one of a checkpoint.
     [(100, 0), (20_000, STEPS_PER_EPOCH)],
     ids=["ledger", "checkpoint"],
 )
 def test_a_full_disk_stops_the_run_which_goes_on(tmp_path, room, steps):
-    workdir, told = tmp_path / "run", tmp_path / "told"
-    assert run_apart(_train_with_little_room, workdir, room, told) == 7
-    assert "File too large" in told.read_text("utf-8")
+    workdir, output_file = tmp_path / "run", tmp_path / "told"
+    assert run_apart(_train_with_little_room, workdir, room, output_file) == 7
+    assert "File too large" in output_file.read_text("utf-8")
     assert ledger_of(workdir).steps == steps
     result = train(SETTINGS, workdir)
     assert result["epochs"] == EPOCHS
@@ -355,7 +357,7 @@ def test_a_damaged_or_foreign_checkpoint_is_refused(
 
 
 def test_without_its_checkpoint_a_run_begins_again(interrupted, tmp_path):
-    """As the message says."""
+    """Follows the advice of the message."""
     workdir = tmp_path / "run"
     shutil.copytree(interrupted, workdir)
     (checkpoint,) = (workdir / "checkpoint").iterdir()

@@ -24,7 +24,7 @@ def changed(**changes):
     return config
 
 
-def made(config):
+def optimizer_and_subspace(config):
     """The optimizer and the subspace of a config, on digits."""
     config_checks.check(config)
     loaded = objects.dataset(config)
@@ -45,13 +45,13 @@ def images(tmp_path):
 
 class TestSubspace:
     def test_none_by_default(self):
-        optimizer, subspace = made(changed())
+        optimizer, subspace = optimizer_and_subspace(changed())
         assert subspace is None
         assert type(optimizer).__name__ == "DPSGD"
 
     def test_public_examples_and_their_labels(self):
         config = changed(**PDP)
-        optimizer, subspace = made(config)
+        optimizer, subspace = optimizer_and_subspace(config)
         assert optimizer.subspace is subspace
         loaded = objects.dataset(config)
         np.testing.assert_array_equal(subspace.public_inputs, loaded.x_public)
@@ -59,32 +59,36 @@ class TestSubspace:
         assert any("with their labels" in note for note in subspace.notes)
 
     def test_random_labels_on_demand(self):
-        _, subspace = made(changed(**PDP, random_public_labels=True))
+        _, subspace = optimizer_and_subspace(
+            changed(**PDP, random_public_labels=True)
+        )
         assert any("random labels" in note for note in subspace.notes)
 
     def test_images_of_a_file_fit_the_model_and_have_random_labels(
         self, images
     ):
         config = changed(**PDP | {"public_examples": 0, "public_data": images})
-        _, subspace = made(config)
+        _, subspace = optimizer_and_subspace(config)
         assert subspace.public_inputs.shape == (30, 8, 8, 1)
         assert any("random labels" in note for note in subspace.notes)
 
     def test_some_images_of_a_file_leave_all_examples_private(self, images):
         config = changed(**PDP | {"public_examples": 12, "public_data": images})
-        _, subspace = made(config)
+        _, subspace = optimizer_and_subspace(config)
         assert len(subspace.public_inputs) == 12
         assert len(objects.dataset(config).y_train) == 1438
 
     @pytest.mark.parametrize("whiten", [0.5, "auto"])
     def test_whitened_on_demand(self, whiten):
-        optimizer, subspace = made(changed(**PDP, whiten=whiten))
+        optimizer, subspace = optimizer_and_subspace(
+            changed(**PDP, whiten=whiten)
+        )
         assert subspace.get_config()["whiten"] == whiten
         assert "in whitened coordinates" in optimizer.description
 
     def test_random_subspace_needs_no_public_data(self):
         changes = {"subspace": "RandomSubspace", "public_examples": 0}
-        _, subspace = made(changed(**PDP | changes))
+        _, subspace = optimizer_and_subspace(changed(**PDP | changes))
         assert isinstance(subspace, subspaces.RandomSubspace)
         assert subspace.public_inputs is None
 
@@ -110,29 +114,29 @@ class TestSubspace:
     )
     def test_mistakes(self, changes, message):
         with pytest.raises(ValueError, match=message):
-            made(changed(**PDP | changes))
+            optimizer_and_subspace(changed(**PDP | changes))
 
     def test_more_images_than_the_file_has(self, images):
         config = changed(**PDP | {"public_examples": 31, "public_data": images})
         with pytest.raises(ValueError, match="public_examples <= 30"):
-            made(config)
+            optimizer_and_subspace(config)
 
 
 class TestStart:
     def test_epochs_become_steps(self):
         config = changed(**PDP, start_epoch=3, batch_size=256)
-        optimizer, _ = made(config)
+        optimizer, _ = optimizer_and_subspace(config)
         # 1,398 private digits: six steps an epoch, of which two go before.
         assert optimizer.get_config()["start_step"] == 12
 
     def test_the_first_epoch_is_the_first_step(self):
-        optimizer, _ = made(changed(**PDP))
+        optimizer, _ = optimizer_and_subspace(changed(**PDP))
         assert optimizer.get_config()["start_step"] == 0
 
     @pytest.mark.parametrize("changes", [GEP, {}])
     def test_mechanisms_that_have_no_start(self, changes):
         with pytest.raises(ValueError, match="start_epoch=1 for the optimizer"):
-            made(changed(**changes, start_epoch=2))
+            optimizer_and_subspace(changed(**changes, start_epoch=2))
 
 
 class TestSchedule:
@@ -141,7 +145,7 @@ class TestSchedule:
         config = changed(
             learning_rate=0.3, learning_rate_schedule="halfway", epochs=epochs
         )
-        optimizer, _ = made(config)
+        optimizer, _ = optimizer_and_subspace(config)
         schedule = optimizer.inner_optimizer._learning_rate
         rates = [float(schedule(step)) for step in range(steps)]
         half = steps // 2
@@ -182,37 +186,40 @@ class TestCalibration:
             batch_size=256,
             epochs=2,
         )
-        optimizer, _ = made(config)
+        optimizer, _ = optimizer_and_subspace(config)
         assert 2.999 < self.epsilon(optimizer, 12) <= 3.0
-        own = kwargs.get("residual_noise_multiplier")
-        if own is not None:
-            assert optimizer.residual_noise_multiplier == own
+        residual_noise = kwargs.get("residual_noise_multiplier")
+        if residual_noise is not None:
+            assert optimizer.residual_noise_multiplier == residual_noise
 
-    @pytest.mark.parametrize("own", [0.0, 0.5])
-    def test_a_residual_that_spends_the_budget_alone(self, own):
-        kwargs = {"residual_norm_clip": 0.2, "residual_noise_multiplier": own}
+    @pytest.mark.parametrize("residual_noise", [0.0, 0.5])
+    def test_a_residual_that_spends_the_budget_alone(self, residual_noise):
+        kwargs = {
+            "residual_norm_clip": 0.2,
+            "residual_noise_multiplier": residual_noise,
+        }
         config = changed(
             **GEP | {"optimizer_kwargs": kwargs},
             epsilon=3.0,
             noise_multiplier=None,
         )
         with pytest.raises(ValueError, match="a part of the budget"):
-            made(config)
+            optimizer_and_subspace(config)
 
 
 class TestRecorders:
-    def made(self, folder, **changes):
+    def recorders(self, folder, **changes):
         config = changed(**changes)
         loaded = objects.dataset(config)
         return objects.recorders(config, folder, loaded)
 
     def test_none_by_default(self, tmp_path):
-        assert self.made(tmp_path) == []
+        assert self.recorders(tmp_path) == []
 
     def test_by_name(self, tmp_path):
         names = ("private_spectrum", "test_projection_error")
-        made = self.made(tmp_path, **PDP, recorders=names)
-        assert [type(recorder).__name__ for recorder in made] == [
+        recorders = self.recorders(tmp_path, **PDP, recorders=names)
+        assert [type(recorder).__name__ for recorder in recorders] == [
             "PrivateSpectrumRecorder",
             "ProjectionErrorRecorder",
         ]
@@ -226,4 +233,4 @@ class TestRecorders:
     )
     def test_mistakes(self, tmp_path, name, message):
         with pytest.raises(ValueError, match=message):
-            self.made(tmp_path, recorders=(name,))
+            self.recorders(tmp_path, recorders=(name,))

@@ -59,7 +59,7 @@ def config_of(data):
 
 
 def run(data, workdir):
-    # As another process would.
+    # Another process would load the data again.
     objects._load.cache_clear()
     return training_run.train(
         config_of(data), workdir, resume=True, results_only=True
@@ -71,7 +71,7 @@ def _begun(data, tmp_path_factory):
     """A run that ended in the second step of its second epoch."""
     workdir = tmp_path_factory.mktemp("begun") / "run"
     with pytest.MonkeyPatch.context() as patch:
-        # What a process that is killed leaves: the block is not given back.
+        # A killed process does not give its block of steps back.
         patch.setattr(accounting.PrivacyLedger, "settle", lambda self: None)
         StopAt(patch, 2, 2, kill)
         with pytest.raises(Killed):
@@ -145,7 +145,7 @@ class TestLedger:
         file = workdir / "ledger.json"
         content = json.loads(file.read_text("utf-8"))
         content["entries"][0]["steps"] = 1
-        # As of a version without it.
+        # An earlier version wrote no digest.
         del content["sha256"]
         file.write_text(json.dumps(content), "utf-8")
         refused(data, workdir, r"at least 3 steps, as .*epoch_000001.* of 1:")
@@ -166,8 +166,8 @@ class TestData:
     def test_are_compared_by_a_file_of_the_owner(self, workdir):
         file = workdir / "data.json"
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
-        held = json.loads(file.read_text("utf-8"))
-        assert held["examples"] == EXAMPLES
+        content = json.loads(file.read_text("utf-8"))
+        assert content["examples"] == EXAMPLES
 
     @pytest.mark.parametrize(
         "changes, message",
@@ -179,7 +179,7 @@ class TestData:
     def test_others_are_refused(
         self, data, workdir, tmp_path, changes, message
     ):
-        held = data.read_bytes()
+        content = data.read_bytes()
         try:
             write_data(data, **changes)
             refused(data, workdir, message)
@@ -187,7 +187,7 @@ class TestData:
             if "examples" in changes:
                 refused(data, workdir, "examples 90 there and 270 here. Give")
         finally:
-            data.write_bytes(held)
+            data.write_bytes(content)
 
     def test_of_every_kind_are_described(self):
         x = {"ids": np.arange(12).reshape(6, 2), "mask": np.ones((6, 2))}

@@ -18,11 +18,11 @@ def opened(path, changes=(), resume=False):
 
 def kill_while_writing(path):
     """Leaves what a process leaves that is killed before a file is whole."""
-    left = []
+    incomplete = []
     files.replace(
-        path, lambda p: (left.append(p.name), p.write_text("{", "utf-8"))
+        path, lambda p: (incomplete.append(p.name), p.write_text("{", "utf-8"))
     )
-    path.rename(path.with_name(left[0]))
+    path.rename(path.with_name(incomplete[0]))
 
 
 def test_killed_while_the_config_is_first_written(tmp_path):

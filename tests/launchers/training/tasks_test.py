@@ -47,9 +47,11 @@ def test_the_loss_is_the_mean_over_the_tokens_of_a_response():
 
 
 def test_targets_of_weight_zero_are_ignored():
-    found = tasks.masked_targets(np.array([[3, 4]]), np.array([[False, True]]))
-    assert found.tolist() == [[-1, 4]]
-    assert found.dtype == np.int32
+    targets = tasks.masked_targets(
+        np.array([[3, 4]]), np.array([[False, True]])
+    )
+    assert targets.tolist() == [[-1, 4]]
+    assert targets.dtype == np.int32
 
 
 class Writer:
@@ -82,8 +84,8 @@ class Loaded:
 class TestResponses:
     def result(self, **responses):
         writer, directory = Writer(responses), Directory()
-        found = tasks.Generation().last_result(writer, Loaded, directory)
-        return found["test_bleu"], writer, directory
+        last_result = tasks.Generation().last_result(writer, Loaded, directory)
+        return last_result["test_bleu"], writer, directory
 
     def test_any_reference_will_do(self):
         bleu, *_ = self.result(

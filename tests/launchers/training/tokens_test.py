@@ -27,7 +27,7 @@ def texts(*words):
 
 
 def dataset(**changes):
-    own = data.Dataset(
+    split_data = data.Dataset(
         name="reviews",
         x_train=texts("a good film", "bad", "a film"),
         y_train=np.array([1, 0, 1]),
@@ -37,7 +37,7 @@ def dataset(**changes):
         y_test=np.array([1]),
         num_classes=2,
     )
-    return dataclasses.replace(own, **changes)
+    return dataclasses.replace(split_data, **changes)
 
 
 def classifier(folder, sequence_length=6):
@@ -48,14 +48,14 @@ def classifier(folder, sequence_length=6):
 
 def test_texts_become_the_tokens_of_the_model(folder):
     loaded, model = dataset(), classifier(folder)
-    found = tokens.tokenized(loaded, model)
+    tokenized = tokens.tokenized(loaded, model)
     expected = model.preprocessor(["a good film", "bad", "a film"])
-    assert found.x_train.keys() == expected.keys()
+    assert tokenized.x_train.keys() == expected.keys()
     for name, array in expected.items():
-        np.testing.assert_array_equal(found.x_train[name], array)
-    assert found.x_public["token_ids"].shape == (0, 6)
-    assert found.x_test["token_ids"].shape == (1, 6)
-    np.testing.assert_array_equal(found.y_train, loaded.y_train)
+        np.testing.assert_array_equal(tokenized.x_train[name], array)
+    assert tokenized.x_public["token_ids"].shape == (0, 6)
+    assert tokenized.x_test["token_ids"].shape == (1, 6)
+    np.testing.assert_array_equal(tokenized.y_train, loaded.y_train)
 
 
 def test_in_any_number_of_chunks(folder, monkeypatch, cache):
@@ -107,13 +107,13 @@ def test_pairs_of_texts(folder):
     pairs = texts("a", "good film", "a film", "bad").reshape(2, 2)
     loaded = dataset(x_train=pairs, x_public=pairs[:0], x_test=pairs[:1])
     model = classifier(folder)
-    found = tokens.tokenized(loaded, model)
+    tokenized = tokens.tokenized(loaded, model)
     segments = (["a", "a film"], ["good film", "bad"])
     expected = model.preprocessor(segments, y=None)
     for name, array in expected.items():
-        np.testing.assert_array_equal(found.x_train[name], array)
-    assert found.x_train["segment_ids"].any()
-    assert found.x_public["token_ids"].shape == (0, 6)
+        np.testing.assert_array_equal(tokenized.x_train[name], array)
+    assert tokenized.x_train["segment_ids"].any()
+    assert tokenized.x_public["token_ids"].shape == (0, 6)
     # Other texts than the same ones one by one.
     flat = dataset(x_train=pairs.ravel(), x_public=texts(), x_test=texts("a"))
     alone = tokens.tokenized(flat, model)
@@ -133,17 +133,17 @@ def test_prompts_and_responses(tmp_path):
     loaded = dataclasses.replace(
         loaded, x_public=prompts[:0], y_public=responses[:0]
     )
-    found = tokens.tokenized(loaded, model)
+    tokenized = tokens.tokenized(loaded, model)
     vocabulary = list(model.preprocessor.tokenizer.get_vocabulary())
-    first = found.y_train[0]
+    first = tokenized.y_train[0]
     words = [vocabulary[k] if k >= 0 else "-" for k in first]
     assert words == [*"---", "th", "<|endoftext|>", *"-------"]
     # The prompt alone is too long: nothing is left to learn.
-    assert (found.y_train[1] == -1).all()
-    assert found.y_train.dtype == np.int32
-    assert found.y_public.shape == (0, 12)
+    assert (tokenized.y_train[1] == -1).all()
+    assert tokenized.y_train.dtype == np.int32
+    assert tokenized.y_public.shape == (0, 12)
     again = tokens.tokenized(loaded, model)
-    np.testing.assert_array_equal(again.y_train, found.y_train)
+    np.testing.assert_array_equal(again.y_train, tokenized.y_train)
     assert again.x_train.keys() == {"token_ids", "padding_mask"}
 
 

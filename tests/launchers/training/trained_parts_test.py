@@ -44,8 +44,8 @@ def test_layers_by_their_paths():
 
 def test_carriers():
     model = prepared(reparametrize={"rank": 4, "exclude": ["hidden"]})
-    found = {v.path for v in layers.reparametrized_layers(model)}
-    assert found == {
+    paths = {v.path for v in layers.reparametrized_layers(model)}
+    assert paths == {
         f"attention/{part}"
         for part in ("query", "key", "value", "attention_output")
     }
@@ -55,8 +55,8 @@ def test_carriers_of_trained_layers_alone():
     model = prepared(
         trainable_layers=("hidden", "logits"), reparametrize={"rank": 3}
     )
-    found = {v.path for v in layers.reparametrized_layers(model)}
-    assert found == {"hidden", "logits"}
+    paths = {v.path for v in layers.reparametrized_layers(model)}
+    assert paths == {"hidden", "logits"}
 
 
 def test_lora_is_trained_privately():

@@ -25,7 +25,7 @@ from tf_dpsub.launchers.training import (
     training_run,
 )
 
-# Of the 1,438 private digits.
+# Steps of an epoch of the 1,438 private digits.
 STEPS_PER_EPOCH = 6
 
 
@@ -356,10 +356,10 @@ class TestInitialWeights:
         trained = keras.models.load_model(file)
         config = digits_config(initial_weights=str(file))
         model = objects.plain_model(config, objects.dataset(config))
-        for found, expected in zip(
+        for weights, expected in zip(
             model.get_weights(), trained.get_weights(), strict=True
         ):
-            np.testing.assert_array_equal(found, expected)
+            np.testing.assert_array_equal(weights, expected)
 
     def test_are_taken_as_public(self, finished, tmp_path):
         file = finished[0] / "model.keras"
@@ -739,7 +739,7 @@ class TestResponses:
 
     @pytest.mark.slow
     def test_what_is_learned_is_written(self, folder, tmp_path, capsys):
-        """By heart, without noise: so every word must be right."""
+        """Without noise, a model learns by heart: every word must be right."""
         data = tmp_path / "e2e"
         data.mkdir()
         rows = 'mr,ref\n"name[A], pub","A, a pub."\nname[B],B is a café.\n'
@@ -782,9 +782,9 @@ def test_a_run_from_before_a_field_existed_goes_on(tmp_path):
     config = digits_config()
     first = train(config, tmp_path / "run")
     path = tmp_path / "run" / "config.json"
-    held = json.loads(path.read_text())
-    del held["reparametrize"], held["trainable_layers"]
-    path.write_text(json.dumps(held))
+    saved_config = json.loads(path.read_text())
+    del saved_config["reparametrize"], saved_config["trainable_layers"]
+    path.write_text(json.dumps(saved_config))
     again = train(config, tmp_path / "run", resume=True)
     assert again["test_accuracy"] == first["test_accuracy"]
     config.trainable_layers = ("logits",)

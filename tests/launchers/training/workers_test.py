@@ -29,26 +29,26 @@ def started(workdir, *flags):
     )
 
 
-def ended(process):
-    """What a worker printed, said to be wrong, and returned."""
+def result_of(process):
+    """Standard output, standard error and exit code of a worker."""
     return *process.communicate(timeout=300), process.returncode
 
 
 def error_of(process):
-    _, told, code = ended(process)
+    _, errors, code = result_of(process)
     assert code == 2
-    assert "Traceback" not in told
-    return told.strip().splitlines()[-1]
+    assert "Traceback" not in errors
+    return errors.strip().splitlines()[-1]
 
 
-def interrupted(workdir, lost):
+def interrupted(workdir, lost_worker):
     """Kills a worker after the first checkpoint; returns epochs and steps."""
     with started(workdir) as processes:
         while not list(workdir.glob("checkpoint/epoch_*.h5")):
             assert all(p.poll() is None for p in processes)
             time.sleep(0.05)
-        processes[lost].kill()
-        assert error_of(processes[1 - lost]).startswith(
+        processes[lost_worker].kill()
+        assert error_of(processes[1 - lost_worker]).startswith(
             "error: Expected all workers to train to the end"
         )
     (checkpoint,) = workdir.glob("checkpoint/epoch_*.h5")
@@ -62,7 +62,7 @@ def interrupted(workdir, lost):
 def test_the_chief_is_lost_and_the_run_resumed(tmp_path):
     epochs, steps = interrupted(tmp_path, lost=0)
     with started(tmp_path, "--resume") as processes:
-        chief, other = map(ended, processes)
+        chief, other = map(result_of, processes)
     assert chief[2] == other[2] == 0, chief[1] + other[1]
     assert f"after {epochs} of {EPOCHS} epochs" in chief[0]
     assert "test accuracy" in chief[0]
@@ -99,7 +99,7 @@ def test_workers_must_have_the_same_config(tmp_path):
         f"--workdir={tmp_path / 'run'}",
     ) as processes:
         for index, process in enumerate(processes):
-            told = error_of(process)
-            assert "another l2_norm_clip on some of them than here" in told
-            assert f"(l2_norm_clip=1{index}.0)" in told
+            message = error_of(process)
+            assert "another l2_norm_clip on some of them than here" in message
+            assert f"(l2_norm_clip=1{index}.0)" in message
     assert not (tmp_path / "run").exists()
