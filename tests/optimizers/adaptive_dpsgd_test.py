@@ -207,7 +207,7 @@ class TestReleases:
 class TestClip:
     @pytest.mark.parametrize(
         ("count", "share"),
-        # Of what the count makes of 16 gradients, limited to [0, 1].
+        # Share of 16 gradients by the noisy count, limited to [0, 1].
         [(-8.0, 0.0), (-100.0, 0.0), (0.0, 0.5), (4.0, 0.75), (100.0, 1.0)],
     )
     def test_follows_the_count(self, count, share):

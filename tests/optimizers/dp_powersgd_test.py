@@ -56,7 +56,7 @@ def step(model):
 
 
 def test_a_gradient_of_that_rank_stays_what_it_is():
-    """With five logits, gradients of the last kernel have rank five."""
+    """Gradients of the last kernel have rank five, one for each logit."""
     expected = step(private(optimizer(DPSGD)))
     found = step(private(optimizer()))
     for a, b in zip(found, expected):

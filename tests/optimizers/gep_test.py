@@ -71,7 +71,7 @@ def gep(subspace=None, residual=True, **arguments):
 
 
 def clip(rows, norm):
-    """As in the paper, with no margin."""
+    """Clips rows as the paper does, without a margin for rounding."""
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
     return rows * np.minimum(1, norm / norms)
 
@@ -284,7 +284,7 @@ SIGMA, RESIDUAL_SIGMA = 3.0, 0.5
 
 
 def noise_of_steps(steps=3, **arguments):
-    """What steps subtract from the weights, `[steps, parameters]`."""
+    """Changes of the weights by steps, negated, `[steps, parameters]`."""
     optimizer = gep(fixed(LARGE), noise_multiplier=SIGMA, seed=0, **arguments)
     model = make_private(optimizer, SIZES)
     moved, before = [], np.zeros(sum(SIZES))

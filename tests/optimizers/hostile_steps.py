@@ -119,8 +119,8 @@ def one_entry(value):
     return make
 
 
-# What a hostile example is made of: its inputs, and the gradient of its loss
-# with respect to the outputs.
+# Parts of a hostile example: its inputs, and the gradient of its loss with
+# respect to the outputs.
 KINDS = {
     "ordinary": (vary(1.0), vary(1.0)),
     "small": (vary(1e-4), vary(1e-4)),
@@ -225,7 +225,7 @@ def hostile_example(step, kind, random):
 
 
 def one_by_one(sums, batches):
-    """What a traced step returns of several batches, in one call.
+    """Results of a traced step on several batches, in one call.
 
     Args:
         sums: `tf.function` of `x`, `t` and `keep`, which returns a list.
@@ -263,7 +263,7 @@ def check_sensitivity(step):
     x[HOSTILE], t[HOSTILE] = 0, 0
     without, _ = step(x, t, others)
     assert np.linalg.norm(without) > 0
-    # Whether rounding hides what is left of a sum is a matter of luck.
+    # Rounding hides the rest of a sum in some draws only.
     kinds = [kind for kind in KINDS for _ in range(4)]
     batches = []
     for kind in kinds:

@@ -229,7 +229,7 @@ class TestSerialisation:
         # Once, not twice.
         assert len(saved) + len(of_inner) == len(optimizer.variables)
         if earlier:
-            # As earlier versions did.
+            # Earlier versions numbered the variables.
             saved = {
                 str(i): v.numpy() for i, v in enumerate(optimizer.variables)
             }

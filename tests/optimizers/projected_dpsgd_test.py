@@ -173,7 +173,7 @@ STDDEV = SIGMA * CLIP / BATCH
 
 
 def noise_of_steps(steps=3, **arguments):
-    """What steps subtract from the weights, `[steps, parameters]`."""
+    """Changes of the weights by steps, negated, `[steps, parameters]`."""
     optimizer = pdpsgd(
         fixed(LARGE), noise_multiplier=SIGMA, seed=0, **arguments
     )
@@ -232,7 +232,7 @@ class TestNoise:
         assert np.abs(correlations).max() < 4 / np.sqrt(100)
 
     def test_has_as_many_numbers_as_there_are_directions(self):
-        """What is drawn is what costs time, and what is accounted for."""
+        """The numbers that are drawn cost time, and are accounted for."""
         optimizer = pdpsgd(noise_multiplier=2.0)
         model = attach(make_private(optimizer))
         released = optimizer.released_sums(

@@ -148,7 +148,7 @@ class TestGradient:
 
     @pytest.mark.parametrize("rank", [2, 8])
     def test_the_common_part_counts_once(self, rank):
-        """With a plus in place of the minus, it would count three times."""
+        """A wrong sign in the gradient would count it three times."""
         model = network()
         layers.reparametrize(model, rank, include=["hidden"])
         model = private(rgp(), rank=None, model=model)

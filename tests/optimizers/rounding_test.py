@@ -1,4 +1,4 @@
-"""Whether an example is in a batch changes how the others are rounded.
+"""One example in a batch changes how sums of the others are rounded.
 
 The batches below are made so that all of these changes add up: rows that carry
 the float32 sum of a microbatch beyond a power of two, and many whose last bits
@@ -48,7 +48,7 @@ def private_model(method, clip, batch_size, microbatch_size):
 
 
 def released(model, x):
-    """What is released of a batch, without noise, one vector for each part."""
+    """Releases of a batch without noise: a vector for each part."""
     batch = given_batches.padded(
         given_batches.named(x, np.ones((len(x), _OUTPUTS), np.float32)),
         model.microbatch_size,
