@@ -50,7 +50,7 @@ def test_an_input_may_be_called_npz():
 @pytest.mark.parametrize("letters", ["a", "ü", "猫"])
 @pytest.mark.parametrize("is_encoded", [False, True])
 def test_texts_as_objects(letters, is_encoded):
-    """As TensorFlow returns them: what a model reads stays the same."""
+    """A model reads the same texts, in the form that TensorFlow returns."""
     texts = [letters, "b " + letters]
     data = [t.encode() for t in texts] if is_encoded else texts
     data = np.array(data, object)

@@ -16,7 +16,7 @@ from tf_dpsub.subspaces import RandomSubspace, random_bases
 from tf_dpsub.subspaces.basis import MaskedBasis, StoredBasis
 from tf_dpsub.subspaces.groups import Group
 
-# Of two variables the second comes first.
+# The second of two variables comes first.
 GROUPS = [
     Group(name="second", indices=(1,), size=SIZES[1]),
     Group(name="first", indices=(0,), size=SIZES[0]),

@@ -98,8 +98,8 @@ def with_spectrum(*values, seed=0):
 
 # A gap after the third: later directions shrink by 36 per iteration.
 GAP = with_spectrum(9, 7.5, 6, 1, 0.9, 0.8, 0.5, 0.1, 0.01)
-# Of sums of 30 and of 16, and of making it orthonormal, in the largest
-# eigenvalue against the gap of two.
+# Rounding error of sums of 30 and 16 numbers and of orthonormalization, in the
+# largest eigenvalue, divided by the gap between the third and the fourth.
 ROUNDING = 100 * 2.0**-24 * 9**2 / (6**2 - 1)
 
 

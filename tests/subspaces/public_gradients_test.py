@@ -140,7 +140,7 @@ class TestRows:
 
     @pytest.mark.parametrize("scale", [1.0, 1e15])
     def test_products_are_of_the_same_rows(self, linear, scale):
-        """Of one group of weights, and of rows that are scaled down."""
+        """A group has some of the weights; large rows are scaled down."""
         sizes = np.where(np.arange(EXAMPLES) % 2, scale, 1)[:, None]
         found = PublicGradients(linear, sizes * X, np.abs(Y), 256)
 

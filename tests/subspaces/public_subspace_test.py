@@ -37,8 +37,8 @@ ROWS = (
     * [9, 8, 7, *[0.07] * (PARAMETERS - 3)]
     @ orthonormal(PARAMETERS, PARAMETERS, 2).T
 ).astype("float32")
-# Of sums of 20 and of 12, and of making it orthonormal, in the largest
-# direction against the smallest.
+# Rounding error of sums of 20 and 12 numbers and of orthonormalization, in the
+# largest direction relative to the smallest.
 ROUNDING = 100 * 2.0**-24 * 9**2 / 7**2
 ONES = np.ones((EXAMPLES, 1), "float32")
 # Private data, for models that are trained.

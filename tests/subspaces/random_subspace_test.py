@@ -221,7 +221,7 @@ class TestResume:
         for each in (model, resumed):
             each.fit(X, Y, steps_per_epoch=1, callbacks=[Note()], verbose=0)
         np.testing.assert_array_equal(bases[3], bases[4])
-        # Of the first step, or of a refresh at the third.
+        # The basis of the first step, or of a refresh at the third.
         np.testing.assert_array_equal(bases[2], bases[4])
         is_new = np.abs(bases[1] - bases[4]).max() > 1e-2
         assert is_new == (update_every is not None)

@@ -76,7 +76,7 @@ def directions(subspace):
 
 
 def chosen(subspace, *args, **kwargs):
-    """How many directions a first step uses."""
+    """Number of directions that the first step uses."""
     model = attached(subspace, *args, **kwargs)
     model.optimizer.prepare()
     return directions(subspace).shape[1]
@@ -138,7 +138,7 @@ class TestChoice:
         assert found == [PLANTED, 1]
 
     def test_is_made_for_each_group(self):
-        """Of two groups, one has a mean and the other next to nothing."""
+        """One of the groups has a mean, the other next to nothing."""
         rows = np.concatenate([ROWS, 1e-3 * planted(1)], 1)
         subspace = public(rows, groups="layers", max_rank=2 * MOST)
         model = attached(subspace, 0.02, sizes=(PARAMETERS, PARAMETERS))
@@ -154,7 +154,7 @@ class TestChoice:
         basis = directions(subspace)
         axes = orthonormal(PARAMETERS, PARAMETERS, 3)[:, :PLANTED]
         outside = axes - basis @ (basis.T @ axes)
-        # What 48 rows tell of them, beside 1 % of each other direction.
+        # The accuracy that 48 rows allow, with 1 % of each other direction.
         assert np.linalg.norm(outside, 2) < 0.05
 
     @pytest.mark.parametrize("max_rank", [1, 3, MOST])
@@ -229,7 +229,7 @@ class TestDirectionsThatAreOff:
         )
 
     def test_hold_nothing_of_an_example(self):
-        """What GEP takes for inside is not clipped as residual."""
+        """GEP does not clip as residual what lies inside the subspace."""
         subspace = public()
         model = attached(subspace, 0.02)
         model.optimizer.prepare()

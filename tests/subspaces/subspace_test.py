@@ -1,4 +1,4 @@
-"""What all subspaces share: coordinates, lifting, and one model each."""
+"""Common behaviour of all subspaces: coordinates, lifting, one model each."""
 
 import numpy as np
 import pytest

@@ -63,7 +63,7 @@ def scales_of(subspace):
 
 
 def expected_scales(eigenvalues, exponent):
-    """Of one group, by the formula."""
+    """Scales of one group, by the formula."""
     shares = np.square(eigenvalues) / np.square(eigenvalues[0])
     return (shares + FLOOR) ** (-exponent / 2)
 
@@ -225,7 +225,7 @@ class TestMechanisms:
     @pytest.mark.parametrize("start_step", [0, 1])
     @pytest.mark.parametrize("groups", [1, "layers"])
     def test_directions_outside_have_the_last_scale(self, groups, start_step):
-        """Of their group, before the clip and on the way back."""
+        """It is the last scale of their group, before the clip and after."""
         subspace = public(groups=groups)
         optimizer = ProjectedDPSGD(
             keras.optimizers.SGD(1.0),
@@ -454,7 +454,7 @@ class TestRank:
         "scales, rank", [(None, 1), ([1, 1, 1], 1), ([1, 1, 2], 3)]
     )
     def test_counts_energy_and_noise_on_the_way_back(self, scales, rank):
-        """Of three directions, the second has no energy at all."""
+        """The second of three directions has no energy at all."""
         selection = RankSelection([Group("all", (0,), 3)], [3], 1)
         selection.optimizer = _AsItIs()
         selection.begin_run(1)
