@@ -1,4 +1,8 @@
-"""Removes scripts and external references from HTML."""
+"""Removes scripts and external references from HTML and SVG.
+
+Not by bleach, which is no longer maintained, nor by nh3, where cleaning of SVG
+is an open question (messense/nh3, issue 91).
+"""
 
 import html
 import html.parser
