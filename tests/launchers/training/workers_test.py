@@ -60,7 +60,7 @@ def interrupted(workdir, lost_worker):
 
 
 def test_the_chief_is_lost_and_the_run_resumed(tmp_path):
-    epochs, steps = interrupted(tmp_path, lost=0)
+    epochs, steps = interrupted(tmp_path, lost_worker=0)
     with started(tmp_path, "--resume") as processes:
         chief, other = map(result_of, processes)
     assert chief[2] == other[2] == 0, chief[1] + other[1]
@@ -79,7 +79,7 @@ def test_the_chief_is_lost_and_the_run_resumed(tmp_path):
 
 def test_workers_must_see_the_same_run(tmp_path):
     """The chief would go on with it, another one begin it."""
-    interrupted(tmp_path / "0", lost=1)
+    interrupted(tmp_path / "0", lost_worker=1)
     before = contents(tmp_path)
     with started(tmp_path / "{index}", "--resume") as processes:
         for process in processes:
