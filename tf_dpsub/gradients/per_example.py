@@ -81,6 +81,22 @@ class PerExampleGradients(abc.ABC):
             Float32 tensor of shape `[batch, *variable.shape]`.
         """
 
+    def outer_terms(self, variable, inputs: int):
+        """Terms of rows that are known as sums of a few outer products.
+
+        With its numbers in order as a matrix `[inputs, outputs]`, row i of the
+        variable is `sum over t of a[i, t] outer b[i, t]`.
+
+        Args:
+            variable: one of `variables`.
+            inputs: int, of which its size is a multiple.
+
+        Returns:
+            Float32 tensors a `[batch, t, inputs]` and b `[batch, t, outputs]`;
+            None where rows are not kept so.
+        """
+        return None
+
     @abc.abstractmethod
     def weighted_sum(self, c, variables: list | None = None) -> list:
         """Sum of `c[i]` times row i.

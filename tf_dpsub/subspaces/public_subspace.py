@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import keras
 import numpy as np
 import tensorflow as tf
-from keras import tree
 
 from tf_dpsub.checks import check_choice, check_count, is_int
 from tf_dpsub.gradients.rows import sum_squares
@@ -14,9 +13,10 @@ from tf_dpsub.primitives.public_state import (
     public_variable,
     seed_variable,
 )
-from tf_dpsub.subspaces import arrays, eigenspaces, linear_algebra
+from tf_dpsub.subspaces import eigenspaces, linear_algebra
 from tf_dpsub.subspaces import groups as parameter_groups
 from tf_dpsub.subspaces.basis import MaskedBasis
+from tf_dpsub.subspaces.public_examples import PublicExamples
 from tf_dpsub.subspaces.public_gradients import PublicGradients
 from tf_dpsub.subspaces.rank_selection import RankSelection
 from tf_dpsub.subspaces.subspace import Subspace, require_orthonormal
@@ -134,11 +134,8 @@ class PublicSubspace(Subspace):
         seed: int | None = None,
     ):
         super().__init__(groups)
-        self._x = _as_arrays(arrays.decoded(x_public))
-        self._y = (
-            None if y_public is None else _as_arrays(arrays.decoded(y_public))
-        )
-        self._examples = _count_examples(self._x, self._y)
+        self._public = PublicExamples(x_public, y_public)
+        self._examples = self._public.count
         check_choice("method", method, _METHODS)
         check_count("iterations", iterations)
         check_count("update_every", update_every)
@@ -243,15 +240,13 @@ class PublicSubspace(Subspace):
 
     @property
     def public_inputs(self):
-        return self._x
+        return self._public.x
 
     @property
     def notes(self):
-        labels = "random labels" if self._y is None else "their labels"
         scale = " and scale its coordinates" if self.is_whitened else ""
         return (
-            f"{self._examples} examples with {labels}, whose gradients span "
-            f"the subspace{scale}",
+            f"{self._public.note}, whose gradients span the subspace{scale}",
         )
 
     def _shared_ranks(self):
@@ -284,7 +279,9 @@ class PublicSubspace(Subspace):
         if self.method == "gram":
             # Pairs of chunks meet: fewer, larger ones, within the rank.
             limit = max(limit, 2 * self.rank)
-        self._gradients = PublicGradients(model, self._x, self._y, limit)
+        self._gradients = PublicGradients(
+            model, self._public.x, self._public.y, limit
+        )
         if self.selection is not None:
             self.selection.optimizer = model.optimizer
         if self._whitening is not None:
@@ -437,8 +434,7 @@ class PublicSubspace(Subspace):
 
     def get_config(self):
         return {
-            "x_public": arrays.encoded(self._x),
-            "y_public": None if self._y is None else arrays.encoded(self._y),
+            **self._public.get_config(),
             "rank": self._rank,
             "max_rank": self._max_rank,
             "groups": self._groups,
@@ -451,20 +447,3 @@ class PublicSubspace(Subspace):
             "allow_private": self.allow_private,
             "seed": self._seed,
         }
-
-
-def _as_arrays(data):
-    # Copies: what is compared with private data has to be what is used.
-    return tree.map_structure(np.array, tree.lists_to_tuples(data))
-
-
-def _count_examples(x, y):
-    parts = tree.flatten(x) + ([] if y is None else tree.flatten(y))
-    counts = {len(a) if a.ndim else 0 for a in parts}
-    if len(counts) != 1 or 0 in counts:
-        raise ValueError(
-            "Expected public data with the same number of examples, at least "
-            "one, got arrays of shapes "
-            f"{', '.join(str(a.shape) for a in parts) or 'none'}."
-        )
-    return counts.pop()

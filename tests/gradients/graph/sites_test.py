@@ -48,9 +48,27 @@ def _gradients(model, x, implementation):
             "gram": rows.gram(),
             "combinations": rows.combinations(weights),
             "own": [rows.sq_norms([v]) for v in variables],
+            "products": [
+                _products(rows, v, n)
+                for v in variables
+                for n in _divisors(v.shape)
+            ],
         }
 
     return compute(tf.constant(x), tf.constant(y))
+
+
+def _divisors(shape):
+    """Numbers of rows of the matrices whose numbers a weight may be."""
+    return [int(np.prod(shape[:k])) for k in range(1, len(shape))]
+
+
+def _products(rows, variable, inputs):
+    """Rows as matrices, from their outer products where these are known."""
+    terms = rows.outer_terms(variable, inputs)
+    if terms is None:
+        return tf.reshape(rows.rows(variable), [BATCH, inputs, -1])
+    return tf.einsum("ntp,ntd->npd", *terms)
 
 
 def _assert_same(model, x):
@@ -114,6 +132,32 @@ def _model_of(name):
     shape, layers = MODELS[name]
     layers = [type(la).from_config(la.get_config()) for la in layers]
     return _model(shape, *layers, L.Activation("tanh")), _normal(*shape)
+
+
+@pytest.mark.parametrize(
+    "name, inputs, terms",
+    [("dense_gram", 40, 3), ("einsum_heads", 8, 6), ("steps_gram", 8, 3)],
+)
+def test_outer_products_are_known(name, inputs, terms, monkeypatch):
+    """Of a matrix product, an einsum and the steps of a loop."""
+    monkeypatch.setattr(sites, "KEPT_ROWS", 0)
+    model, x = _model_of(name)
+    shapes = []
+
+    def compute(x, y):
+        rows, _ = gradients.per_example_gradients(
+            _losses(model), (x, y), model.trainable_variables
+        )
+        kernel = model.trainable_variables[0]
+        shapes.extend(f.shape for f in rows.outer_terms(kernel, inputs))
+        # Not as a matrix with other rows, nor those of a bias.
+        assert rows.outer_terms(kernel, inputs // 2) is None
+        assert rows.outer_terms(model.trainable_variables[-1], 1) is None
+        return rows.batch_size
+
+    tf.function(compute, autograph=False)(x, np.zeros(BATCH, "float32"))
+    outputs = int(np.prod(model.trainable_variables[0].shape)) // inputs
+    assert shapes == [[BATCH, terms, inputs], [BATCH, terms, outputs]]
 
 
 @pytest.mark.parametrize("name", MODELS)

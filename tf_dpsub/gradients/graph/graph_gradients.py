@@ -420,6 +420,10 @@ class GraphGradients(PerExampleGradients):
         ((site, view),) = self._of([variable])
         return view.pull_back_rows(site.rows())
 
+    def outer_terms(self, variable, inputs):
+        ((site, view),) = self._of([variable])
+        return site.outer_terms(inputs) if view.keeps_order else None
+
     def gram(self, variables=None):
         return tf.add_n([site.gram() for site, _ in self._of(variables)])
 

@@ -107,6 +107,10 @@ class Site(abc.ABC):
         """
         return None
 
+    def outer_terms(self, inputs: int):
+        """As `PerExampleGradients.outer_terms`, of the weight."""
+        return None
+
     @abc.abstractmethod
     def sq_magnitudes(self):
         """Squared bounds of a row's norm and of all sums formed for it.
@@ -325,6 +329,15 @@ class OuterProducts(Site):
             tuple(self.factors),
             fn_output_signature=tf.float32,
         )
+
+    def outer_terms(self, inputs):
+        if (
+            self.groups > 1
+            or self._order != sorted(self._order)
+            or self.left_size != inputs
+        ):
+            return None
+        return [tf.squeeze(factor, 1) for factor in self.factors]
 
     def matrix_factors(self):
         if self.groups > 1 or len(self._parts) != 2:
