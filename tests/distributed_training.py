@@ -78,6 +78,14 @@ MECHANISMS = {
     "B-GEP": ("GEP", lambda: {"subspace": _random(), "residual": False}),
     "RGP": ("RGP", lambda: {"warmup_steps": 2}),
     "RGP-random": ("RGP", lambda: {"carriers": "random"}),
+    "RGP-public": (
+        "RGP",
+        lambda: {
+            "carriers": "public",
+            "x_public": _PUBLIC,
+            "update_every": 2,
+        },
+    ),
     "DP-PowerSGD": ("DPPowerSGD", lambda: {"rank": 3}),
 }
 

@@ -12,6 +12,8 @@ def test_optimizers_take_what_methods_need(method):
     assert known.keys() >= method.kwargs.keys()
     assert ("subspace" in known) == method.needs_subspace
     assert ("carriers" in known) == method.needs_carriers
+    if method.follows_public_examples:
+        assert "x_public" in known
     if method.has_residual:
         assert "residual_norm_clip" in known
 
@@ -27,6 +29,7 @@ def test_the_planner_compares_some_of_them():
         ("GEP", {"residual": False}, "B-GEP"),
         ("RGP", {"carriers": "history", "warmup_steps": 3}, "RGP"),
         ("RGP", {"carriers": "random"}, "RGP-random"),
+        ("RGP", {"carriers": "public", "update_every": 3}, "RGP-public"),
         ("ProjectedDPSGD", {"noise": "ambient"}, "PDP-SGD (ambient)"),
     ],
 )

@@ -26,6 +26,11 @@ class Method:
         return self.optimizer == "RGP"
 
     @property
+    def follows_public_examples(self) -> bool:
+        """Whether its carriers follow gradients of public examples."""
+        return self.kwargs.get("carriers") == "public"
+
+    @property
     def has_residual(self) -> bool:
         """Whether residuals are released, which have a clip of their own."""
         return self.optimizer == "GEP" and self.kwargs.get("residual", True)
@@ -41,6 +46,7 @@ METHODS = {
         Method("B-GEP", "GEP", {"residual": False}),
         Method("RGP", "RGP"),
         Method("RGP-random", "RGP", {"carriers": "random"}),
+        Method("RGP-public", "RGP", {"carriers": "public"}),
         Method("DP-PowerSGD", "DPPowerSGD"),
     )
 }

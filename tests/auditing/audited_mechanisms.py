@@ -35,12 +35,17 @@ def in_subspace(make, **changes):
     )
 
 
-def whitened(make, **changes):
-    """A mechanism in the coordinates of a spectrum that falls steeply."""
+def public_examples():
+    """Inputs and targets whose gradients have a spectrum that falls steeply."""
     random = np.random.default_rng(0)
     x = random.normal(size=(30, sum(INPUTS)))
     y = random.normal(size=(30, sum(OUTPUTS)))
-    x, y = (a * np.logspace(0, -3, a.shape[1]) for a in (x, y))
+    return tuple(a * np.logspace(0, -3, a.shape[1]) for a in (x, y))
+
+
+def whitened(make, **changes):
+    """A mechanism in the coordinates of a spectrum that falls steeply."""
+    x, y = public_examples()
     return lambda inner, weights: make(
         inner,
         subspace=PublicSubspace(
@@ -97,6 +102,13 @@ MECHANISMS = {
         optimizers.RGP,
         carriers="random",
         clipping="automatic",
+    ),
+    "RGP, public": lambda inner, weights: dpsgd(
+        inner,
+        weights,
+        optimizers.RGP,
+        carriers="public",
+        **dict(zip(("x_public", "y_public"), public_examples())),
     ),
     "DPPowerSGD": lambda inner, weights: dpsgd(
         inner, weights, optimizers.DPPowerSGD, rank=2

@@ -87,6 +87,7 @@ _IN_HALF_PRECISION = (
     "ProjectedDPSGD, whitened",
     "GEP, whitened",
     "RGP",
+    "RGP, public",
     "DPPowerSGD",
 )
 

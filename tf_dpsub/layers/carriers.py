@@ -51,6 +51,18 @@ class Carriers:
             tf.transpose(tensor, self._order), [self.inputs, self.outputs]
         )
 
+    @property
+    def keeps_order(self) -> bool:
+        """Whether the matrix has the numbers of the kernel in their order."""
+        return self._order == tuple(sorted(self._order))
+
+    def matrices(self, rows):
+        """Rows `[batch, *shape of the kernel]`, `[batch, inputs, outputs]`."""
+        order = [0, *(axis + 1 for axis in self._order)]
+        return tf.reshape(
+            tf.transpose(rows, order), [-1, self.inputs, self.outputs]
+        )
+
     def like_kernel(self, matrix):
         """A matrix `[inputs, outputs]`, in the kernel's shape."""
         inverse = [self._order.index(axis) for axis in range(len(self._order))]

@@ -1,13 +1,17 @@
-"""RGP and RGP-random: gradients through low-rank carriers.
+"""RGP, RGP-random and RGP-public: gradients through low-rank carriers.
 
 Implementation of "Large Scale Private Learning via Low-rank Reparametrization"
 (Yu, Zhang, Chen, Yin, Liu, ICML 2021, Algorithms 1 and 2).
 """
 
+import functools
+from collections.abc import Callable
+
 import keras
 
 from tf_dpsub.optimizers.dpsgd import DPSGD
 from tf_dpsub.subspaces.carrier_bases import CarrierBases
+from tf_dpsub.subspaces.public_carrier_bases import PublicCarrierBases
 
 
 @keras.saving.register_keras_serializable("tf_dpsub")
@@ -16,10 +20,10 @@ class RGP(DPSGD):
 
     For each kernel W `[p, d]` of a layer that `tf_dpsub.layers.reparametrize`
     converted, a step takes orthonormal L `[p, r]` and R `[r, d]`, the nearest
-    to the history `W - W_0` of what training has done so far. The gradients
-    with respect to L and R of an example, and those of all other trainable
-    weights, are clipped together, added up, and get noise. With the noisy
-    means,
+    to the history `W - W_0` of what training has done so far, or to gradients
+    of public examples at the current weights. The gradients with respect to L
+    and R of an example, and those of all other trainable weights, are clipped
+    together, added up, and get noise. With the noisy means,
 
     `dW = dL R + L dR - L L^T dL R`
 
@@ -31,22 +35,40 @@ class RGP(DPSGD):
 
     Formal guarantees: what is released at a step is the noisy sum of the
     gradients of all carriers and of the other weights. L and R are computed
-    from released weights and public randomness. If one example is replaced by
-    an empty one, the sum moves by at most `C = l2_norm_clip` in Euclidean
-    norm: all parts are clipped as one vector. A step is accounted for by one
-    Gaussian event of multiplier `sigma`; the gradients of the kernels follow
-    from the release by post-processing. Orthonormality is not relied upon.
+    from released weights, public randomness and, with `carriers="public"`,
+    public examples. If one example is replaced by an empty one, the sum moves
+    by at most `C = l2_norm_clip` in Euclidean norm: all parts are clipped as
+    one vector. A step is accounted for by one Gaussian event of multiplier
+    `sigma`; the gradients of the kernels follow from the release by
+    post-processing. Orthonormality is not relied upon. Public examples that
+    are private ones as well are not covered by the guarantee: they raise, or
+    are stated.
 
     Args: as `DPSGD`.
-        carriers: string, what they follow: `"history"`, W itself (`"weight"`),
-            or `"random"`, drawn anew at each step, which is RGP-random.
-            Defaults to `"history"`.
+        carriers: string, what they follow: `"history"`; W itself (`"weight"`);
+            `"public"`: L the columns and R the rows of the gradients of public
+            examples, top eigenvectors of their second moments; or `"random"`,
+            drawn anew at each step, which is RGP-random. Defaults to
+            `"history"`.
         warmup_steps: int, for `"history"`, the number of steps for which they
             follow W, while there is no history to speak of. Defaults to `100`.
-        power_iterations: int, number of power iterations at a step. Defaults
+        power_iterations: int, number of power iterations at a step; with
+            `"public"`, passes over the public examples at a refresh. Defaults
             to `1`.
-        start: string, where these start: from the last R (`"warm"`), or from a
-            random one (`"gaussian"`). Defaults to `"warm"`.
+        start: string, where these start: from the last carriers (`"warm"`), or
+            from random ones (`"gaussian"`). Defaults to `"warm"`.
+        x_public: for `"public"`, array, or structure of arrays, inputs of
+            public examples. Defaults to `None`.
+        y_public: the same for targets. Defaults to `None`: labels are drawn at
+            random, anew at each refresh.
+        update_every: int, for `"public"`, number of steps from one refresh to
+            the next. Defaults to `1`.
+        allow_private: bool, whether public examples may be private ones as
+            well. The statement then says so. Defaults to `False`.
+
+    Raises:
+        ValueError: if an argument is out of range, or there are public
+            examples without `carriers="public"`, or the reverse.
 
     Example:
 
@@ -74,6 +96,10 @@ class RGP(DPSGD):
         warmup_steps: int = 100,
         power_iterations: int = 1,
         start: str = "warm",
+        x_public=None,
+        y_public=None,
+        update_every: int = 1,
+        allow_private: bool = False,
         **kwargs,
     ):
         super().__init__(optimizer, **kwargs)
@@ -82,7 +108,17 @@ class RGP(DPSGD):
                 "Expected one l2_norm_clip for RGP, got a clip for each layer: "
                 "carriers and the other weights are clipped as one vector."
             )
-        self._public_state = CarrierBases(
+        _check_public(carriers, x_public, y_public)
+        make: Callable[..., CarrierBases] = CarrierBases
+        if carriers == "public":
+            make = functools.partial(
+                PublicCarrierBases,
+                x_public=x_public,
+                y_public=y_public,
+                update_every=update_every,
+                allow_private=allow_private,
+            )
+        self._public_state = make(
             carriers=carriers,
             warmup_steps=warmup_steps,
             power_iterations=power_iterations,
@@ -100,6 +136,7 @@ class RGP(DPSGD):
             "history": f"the history of weights after {self.warmup_steps} "
             "steps, of the weights before",
             "weight": "weights",
+            "public": "gradients of public examples",
             "random": "random carriers",
         }[self.carriers]
         return f"RGP, from {source}"
@@ -140,6 +177,20 @@ class RGP(DPSGD):
 
     def get_config(self):
         return {**super().get_config(), **self.public_state.get_config()}
+
+
+def _check_public(carriers, x_public, y_public):
+    if carriers == "public" and x_public is None:
+        raise ValueError(
+            "Expected x_public with carriers='public', got None. Pass the "
+            "inputs of public examples, and their targets as y_public."
+        )
+    if carriers != "public" and not (x_public is None and y_public is None):
+        raise ValueError(
+            "Expected public examples with carriers='public' alone, got "
+            f"carriers={carriers!r}. Leave x_public and y_public out, or pass "
+            "carriers='public'."
+        )
 
 
 def _differences(shapes, expected):

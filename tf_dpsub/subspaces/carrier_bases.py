@@ -11,7 +11,7 @@ from tf_dpsub.primitives.public_state import (
 )
 from tf_dpsub.subspaces import linear_algebra
 
-_CARRIERS = ("history", "weight", "random")
+_CARRIERS = ("history", "weight", "random", "public")
 _STARTS = ("warm", "gaussian")
 # Share of random directions in each column of a product: they take the place
 # of what has no direction.
@@ -24,8 +24,8 @@ class CarrierBases(PublicState):
     They are computed from released weights and public randomness.
 
     Args:
-        carriers: string, what they follow: `"history"`, `"weight"` or
-            `"random"`.
+        carriers: string, what they follow: `"history"`, `"weight"`, `"random"`
+            or, in `PublicCarrierBases`, `"public"`.
         warmup_steps: int, for `"history"`, the number of steps for which they
             follow the weights.
         power_iterations: int, number of power iterations at a step.
@@ -110,8 +110,7 @@ class CarrierBases(PublicState):
                 if v is not None
             ],
         )
-        key = tf.convert_to_tensor(self._seed_variable.value)
-        key = tf.stack([key, tf.cast(iterations, tf.int64)])
+        key = self._key(iterations)
         for k, carriers in enumerate(self.of_variables):
             if carriers is not None:
                 factors = self._factors(
@@ -124,24 +123,45 @@ class CarrierBases(PublicState):
 
     def _factors(self, carriers, initial, iterations, key):
         """Orthonormal L and R for the next step."""
-        p, d, r = carriers.inputs, carriers.outputs, carriers.rank
-        keys = tf.random.experimental.stateless_split(key)
-        first = tf.random.stateless_normal([p, r], keys[0])
-        second = tf.random.stateless_normal([d, r], keys[1])
+        first, second = self._draws(carriers, key)
         if self.carriers == "random":
             left, right = (tf.linalg.qr(draw).q for draw in (first, second))
             return left, tf.transpose(right)
         followed = self._followed(carriers, initial, iterations)
-        right = second
-        if self.start == "warm":
-            last = tf.transpose(tf.reshape(carriers.right, [r, d]))
-            right = tf.where(tf.reduce_any(last != 0), last, second)
+        _, right = self._start(carriers, (first, second))
         for _ in range(self.power_iterations):
-            left = _orthonormal(followed @ right, first)
-            right = _orthonormal(
+            left = orthonormal(followed @ right, first)
+            right = orthonormal(
                 tf.matmul(followed, left, transpose_a=True), second
             )
         return left, tf.transpose(right)
+
+    def _key(self, iterations):
+        """Key of what a step draws, the same for all replicas."""
+        seed = tf.convert_to_tensor(self._seed_variable.value)
+        return tf.stack([seed, tf.cast(iterations, tf.int64)])
+
+    def _draws(self, carriers, key):
+        """Random `[inputs, rank]` and `[outputs, rank]`."""
+        keys = tf.unstack(tf.random.experimental.stateless_split(key))
+        return [
+            tf.random.stateless_normal([size, carriers.rank], own)
+            for size, own in zip((carriers.inputs, carriers.outputs), keys)
+        ]
+
+    def _start(self, carriers, draws):
+        """L and R^T that power iterations start from."""
+        if self.start == "gaussian":
+            return list(draws)
+        r = carriers.rank
+        last = (
+            tf.reshape(carriers.left, [-1, r]),
+            tf.transpose(tf.reshape(carriers.right, [r, -1])),
+        )
+        return [
+            tf.where(tf.reduce_any(a != 0), tf.cast(a, tf.float32), draw)
+            for a, draw in zip(last, draws)
+        ]
 
     def _followed(self, carriers, initial, iterations):
         """The matrix whose largest directions carriers take."""
@@ -186,7 +206,7 @@ class CarrierBases(PublicState):
         }
 
 
-def _orthonormal(directions, fill):
+def orthonormal(directions, fill):
     """Orthonormal columns, those of `fill` where there is no direction."""
     directions = linear_algebra.normalized(directions)
     norms = tf.norm(directions, axis=0)

@@ -25,6 +25,8 @@ class PublicGradients:
         x: structure of arrays whose axis 0 is the example.
         y: the same for targets; None for random labels.
         chunk_size: int, the most rows at a time.
+        variables: list of variables that rows are with respect to. Defaults to
+            `None`, those that the optimizer of the model clips rows of.
 
     Attributes:
         examples: int, the number of rows m.
@@ -33,8 +35,11 @@ class PublicGradients:
         ValueError: if the data do not fit the model.
     """
 
-    def __init__(self, model, x, y, chunk_size: int):
+    def __init__(
+        self, model, x, y, chunk_size: int, variables: list | None = None
+    ):
         self._step = model.training_step
+        self._variables = variables
         self.examples = len(tree.flatten(x)[0])
         self._chunk_size = chunk_size
         spec = self._step.spec
@@ -96,12 +101,22 @@ class PublicGradients:
         Returns:
             The last state.
         """
+        return self.fold_gradients(
+            batch, lambda i, g, state: function(i, Rows(g), state), state
+        )
+
+    def fold_gradients(self, batch, function: Callable, state):
+        """As `fold`, of rows that are neither stored nor scaled.
+
+        Args: as `fold`, with a `gradients.PerExampleGradients` in place of the
+            `Rows`.
+        """
         chunks = batch["real"].shape[0]
         if chunks == 1:
-            return function(tf.constant(0), self.rows(batch, 0), state)
+            return function(tf.constant(0), self._chunk(batch, 0), state)
 
         def body(i, state):
-            return i + 1, function(i, self.rows(batch, i), state)
+            return i + 1, function(i, self._chunk(batch, i), state)
 
         _, state = tf.while_loop(
             lambda i, _: i < chunks,
@@ -114,9 +129,12 @@ class PublicGradients:
 
     def rows(self, batch, i):
         """The rows of chunk `i`, as `fold` gives them."""
+        return Rows(self._chunk(batch, i))
+
+    def _chunk(self, batch, i):
         part = tree.map_structure(lambda t: t[i], batch)
-        gradients, _ = self._step.per_example_gradients(part)
-        return Rows(gradients)
+        gradients, _ = self._step.per_example_gradients(part, self._variables)
+        return gradients
 
 
 class Rows:
@@ -128,8 +146,7 @@ class Rows:
 
     def __init__(self, gradients):
         self._gradients = gradients
-        norms = tf.sqrt(gradients.sq_norms())
-        self._factors = _LARGEST_NORM / tf.maximum(norms, _LARGEST_NORM)
+        self._factors = finite_factors(gradients)
         blocks = [
             tf.reshape(gradients.rows(v), [gradients.batch_size, -1])
             for v in gradients.variables
@@ -157,6 +174,16 @@ class Rows:
             [self._gradients.variables[k] for k in group.indices]
         )
         return self._factors[:, None] * products * self._factors
+
+
+def finite_factors(gradients):
+    """Factors `[rows]` of at most 1, with which products of rows are finite.
+
+    Args:
+        gradients: `tf_dpsub.gradients.PerExampleGradients`.
+    """
+    norms = tf.sqrt(gradients.sq_norms())
+    return _LARGEST_NORM / tf.maximum(norms, _LARGEST_NORM)
 
 
 def _random_labels(model, spec):

@@ -268,25 +268,29 @@ class PrivateStep:
         )
         return [tf.ensure_shape(s, shape) for s, shape in zip(sums, shapes)]
 
-    def per_example_gradients(self, part: dict):
+    def per_example_gradients(self, part: dict, variables: list | None = None):
         """Gradients of the examples of a batch, worked through as a whole.
 
         Args:
             part: dict of tensors of static size, without views.
+            variables: list of variables that they are with respect to. Defaults
+                to `None`, those of the optimizer.
 
         Returns:
             A `gradients.PerExampleGradients`, and what metrics need.
         """
         views = self._public_views
-        return self._rows(views.with_axis(part), views)
+        if variables is None:
+            variables = self.optimizer.per_example_variables
+        return self._rows(views.with_axis(part), views, variables)
 
-    def _rows(self, part, views, is_vectorizable=None):
+    def _rows(self, part, views, variables, is_vectorizable=None):
         is_float16 = self._model.model.compute_dtype == "float16"
         loss_scale = _FLOAT16_LOSS_SCALE if is_float16 else 1.0
         return gradients.per_example_gradients(
             self._loss_fn(views, loss_scale),
             part,
-            self.optimizer.per_example_variables,
+            variables,
             self.implementation,
             loss_scale,
             self._may_read,
@@ -295,7 +299,12 @@ class PrivateStep:
 
     def _microbatch_sums(self, part):
         # It was chosen for batches of this spec.
-        rows, aux = self._rows(part, self._views, is_vectorizable=True)
+        rows, aux = self._rows(
+            part,
+            self._views,
+            self.optimizer.per_example_variables,
+            is_vectorizable=True,
+        )
         sums = self.optimizer.clipped_sums(rows, part["real"])
         graph = tf.compat.v1.get_default_graph()
         known = len(graph.get_operations())
