@@ -55,7 +55,9 @@ def get_config():
     # Keras's LoRA: `rank`, and `include`, regular expressions for the paths of
     # layers. Their kernels are frozen.
     config.lora = ml_collections.ConfigDict()
-    # Arguments of `tf_dpsub.layers.reparametrize`, for the optimizer RGP.
+    # Arguments of `tf_dpsub.layers.reparametrize`, for the optimizer RGP. With
+    # `{"carriers": "public"}` in `optimizer_kwargs` it takes public examples as
+    # a public subspace does: see below.
     config.reparametrize = ml_collections.ConfigDict()
 
     # A private optimizer around one of Keras's.

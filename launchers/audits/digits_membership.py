@@ -7,6 +7,7 @@ import numpy as np
 EPOCHS, BATCH_SIZE = 100, 100
 # Column of the feature whose distribution is closest to a normal one.
 _SCORE = 2
+_PUBLIC = 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +68,14 @@ def attacked(train, shadow_models=0):
         auditing.classifier_attack(members, others),
         likelihood_ratio,
     )
+
+
+def public_examples():
+    """Digits that no model is trained on, with their labels."""
+    import tf_dpsub
+
+    loaded = tf_dpsub.data.load("digits")
+    return loaded.x_test[:_PUBLIC], loaded.y_test[:_PUBLIC]
 
 
 def _digits():

@@ -4,6 +4,8 @@ import dataclasses
 import math
 import time
 
+import numpy as np
+
 from tf_dpsub.launchers.audits import digits_membership
 from tf_dpsub.methods import METHODS
 
@@ -11,12 +13,15 @@ DELTA = 1e-5
 STEP_EPSILON = 1.0
 _CLIP, _RESIDUAL_CLIP = 0.7, 0.2
 _RANK, _CARRIER_RANK = 5, 2
+# Random examples that carriers of single steps and of one run follow.
+_PUBLIC = 8
 # Budget of whole training runs on digits.
 RUN_EPSILON = 8.0
 NAMES = tuple(METHODS)
 # Arguments that the audit chooses.
 _KWARGS = {
     "RGP": {"warmup_steps": 5},
+    "RGP-public": {"update_every": 5},
     "DP-PowerSGD": {"rank": _CARRIER_RANK},
 }
 
@@ -42,12 +47,14 @@ SHORT = Sizes(steps=1000, cases=300, runs=2000, canaries=500)
 LONG = Sizes(steps=10_000, cases=10_000, runs=50_000, canaries=5000)
 
 
-def maker(name, epsilon, *, batch_size, sampling_rate=1.0, steps=1):
+def maker(name, epsilon, public, *, batch_size, sampling_rate=1.0, steps=1):
     """Returns a function that makes an optimizer calibrated to a budget.
 
     Args:
         name: string, one of `NAMES`.
         epsilon: float, the budget.
+        public: pair of arrays, inputs and targets of public examples, for
+            mechanisms that follow their gradients.
         batch_size: int.
         sampling_rate: float. Defaults to `1`.
         steps: int. Defaults to `1`.
@@ -76,6 +83,8 @@ def maker(name, epsilon, *, batch_size, sampling_rate=1.0, steps=1):
         settings["residual_norm_clip"] = _RESIDUAL_CLIP
     optimizer_class = getattr(optimizers, method.optimizer)
     kwargs = settings | method.kwargs | _KWARGS.get(name, {})
+    if method.follows_public_examples:
+        kwargs |= dict(zip(("x_public", "y_public"), public))
 
     def make_optimizer(inner, weights):
         if not method.needs_subspace:
@@ -97,12 +106,18 @@ def audited(name, sizes, infers=True, shadow_models=0):
         shadow_models: int, for these attacks. Defaults to `0`.
     """
     from tf_dpsub import auditing
+    from tf_dpsub.auditing import step_audit
 
     began = time.monotonic()
     has_carriers = METHODS[name].needs_carriers
     step, half_precision = (
         auditing.MechanismAudit(
-            maker(name, STEP_EPSILON, batch_size=16),
+            maker(
+                name,
+                STEP_EPSILON,
+                _random(sum(step_audit.INPUTS), sum(step_audit.OUTPUTS)),
+                batch_size=16,
+            ),
             carrier_rank=_CARRIER_RANK if has_carriers else None,
             dtype_policy=policy,
         )
@@ -111,7 +126,12 @@ def audited(name, sizes, infers=True, shadow_models=0):
     findings = step.run(steps=sizes.steps, cases=sizes.cases, runs=sizes.runs)
     findings += half_precision.check_sensitivity(sizes.cases)
     run = auditing.audit_by_gradients(
-        maker(name, STEP_EPSILON, batch_size=sizes.canaries),
+        maker(
+            name,
+            STEP_EPSILON,
+            _random(sizes.canaries, 1),
+            batch_size=sizes.canaries,
+        ),
         canaries=sizes.canaries,
         delta=DELTA,
         guesses=max(2, sizes.canaries // 5),
@@ -138,6 +158,15 @@ def audited(name, sizes, infers=True, shadow_models=0):
         result["membership"] = dataclasses.asdict(attacked(name, shadow_models))
     result["seconds"] = time.monotonic() - began
     return result
+
+
+def _random(inputs, targets):
+    """A few random examples, of so many inputs and targets."""
+    generator = np.random.default_rng(0)
+    return tuple(
+        generator.normal(size=(_PUBLIC, numbers)).astype(np.float32)
+        for numbers in (inputs, targets)
+    )
 
 
 def attacked(name=None, shadow_models=0):
@@ -170,6 +199,7 @@ def attacked(name=None, shadow_models=0):
         make = maker(
             name,
             RUN_EPSILON,
+            digits_membership.public_examples(),
             batch_size=batch_size,
             sampling_rate=batch_size / len(x),
             steps=digits_membership.EPOCHS * math.ceil(len(x) / batch_size),

@@ -12,6 +12,7 @@ _STYLES = {
     "B-GEP": (figures.ORANGE, "D"),
     "RGP": (figures.PURPLE, "s"),
     "RGP-random": (figures.RED, "^"),
+    "RGP-public": (figures.GREEN, "D"),
     "DP-PowerSGD": (figures.ORANGE, "v"),
     "LoRA": (figures.ORANGE, "D"),
 }

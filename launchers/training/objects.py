@@ -218,8 +218,24 @@ def _fixed_subspace(basis, rank, **kwargs):
     return subspaces.FixedSubspace(directions[:, :rank], **kwargs)
 
 
+def carrier_examples(config, loaded) -> dict:
+    """Arguments of RGP with the public examples that its carriers follow.
+
+    Args:
+        config: `ml_collections.ConfigDict`.
+        loaded: `tf_dpsub.data.Dataset`, as for `subspace`.
+
+    Returns:
+        dict, empty unless the carriers of the config are public ones.
+    """
+    if config.optimizer_kwargs.get("carriers") != "public":
+        return {}
+    names = ("x_public", "y_public")
+    return dict(zip(names, public_examples(config, loaded)))
+
+
 def public_examples(config, loaded):
-    """The public examples that a config names for its subspace.
+    """The public examples that a config names for its subspace or carriers.
 
     Args:
         config: `ml_collections.ConfigDict`.
@@ -272,7 +288,7 @@ def inner_optimizer(config, steps):
     )
 
 
-def private_optimizer(config, batches, subspace=None):
+def private_optimizer(config, batches, subspace=None, carrier_examples=None):
     """Makes the optimizer that a config names.
 
     Where the config gives no noise multiplier, it is the smallest one that
@@ -282,6 +298,8 @@ def private_optimizer(config, batches, subspace=None):
         config: `ml_collections.ConfigDict`.
         batches: `tf_dpsub.data.PoissonBatches` to train on.
         subspace: as `subspace` makes it. Defaults to `None`.
+        carrier_examples: dict, as `carrier_examples` makes it. Defaults to
+            `None`, none.
 
     Returns:
         A `tf_dpsub.optimizers.PrivateOptimizer`.
@@ -290,9 +308,9 @@ def private_optimizer(config, batches, subspace=None):
         _PRIVATE_OPTIMIZERS, config.optimizer, "a private optimizer"
     )
     steps = config.epochs * batches.steps_per_epoch
-    subspace_arguments = _subspace_arguments(
+    extra_arguments = _subspace_arguments(
         config, mechanism, subspace, batches
-    )
+    ) | (carrier_examples or {})
 
     def make(noise_multiplier):
         return construct(
@@ -305,7 +323,7 @@ def private_optimizer(config, batches, subspace=None):
             batch_size=config.batch_size,
             microbatch_size=config.microbatch_size,
             seed=config.fixed_noise_seed,
-            **subspace_arguments,
+            **extra_arguments,
         )
 
     if config.noise_multiplier is not None:

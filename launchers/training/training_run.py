@@ -165,6 +165,7 @@ class _Run:
             seed=config.fixed_noise_seed,
         )
         subspace = objects.subspace(config, self._data)
+        carrier_examples = objects.carrier_examples(config, self._data)
         digest = resumption.digest_of(self._data.x_train, self._data.y_train)
         self._recorder = run_recorder.RunRecorder(directory, digest)
         self._gradient_recorders = objects.recorders(
@@ -177,7 +178,9 @@ class _Run:
             )
             resumption.require_same(directory, self._model.ledger, digest)
             self._model.compile(
-                objects.private_optimizer(config, self._batches, subspace),
+                objects.private_optimizer(
+                    config, self._batches, subspace, carrier_examples
+                ),
                 loss=self._task.loss(),
                 metrics=self._task.metrics(),
                 steps_per_execution=config.steps_per_execution,
@@ -327,10 +330,11 @@ class _Run:
         advice = recipes.advice(config, self._loaded, epsilon)
         if advice is not None:
             lines["advice"] = advice
+        notes = optimizer.public_state.notes
         if config.subspace is not None:
-            lines["subspace"] = ", ".join(
-                [config.subspace, *optimizer.public_state.notes]
-            )
+            lines["subspace"] = ", ".join([config.subspace, *notes])
+        elif notes:
+            lines["carriers"] = ", ".join(notes)
         if ledger.steps:
             lines["resumed"] = (
                 f"after {epochs_before} of {config.epochs} epochs, with ε = "

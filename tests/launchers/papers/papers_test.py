@@ -85,6 +85,7 @@ class TestEveryExperiment:
             "LoRA": ("DPSGD", None, None),
             "RGP": ("RGP", None, None),
             "RGP-random": ("RGP", None, None),
+            "RGP-public": ("RGP", None, None),
             "PowerSGD": ("DPPowerSGD", None, None),
             "DP-PowerSGD": ("DPPowerSGD", None, None),
         }
@@ -288,6 +289,19 @@ def test_rgp_and_dpsgd_share_their_rates(inputs):
         assert trial.config.to_dict() == expected.to_dict()
     assert rates["RGP"] == rates["DP-SGD"]
     assert len(set(rates["RGP"])) == 4
+
+
+def test_carriers_are_compared_at_the_same_rates(inputs):
+    """On the same private examples, for as many steps."""
+    rates, rest = {}, set()
+    for trial in by_name("rgp_sst2_public", inputs).values():
+        config = trial.config
+        rates.setdefault(trial.method, []).append(config.learning_rate)
+        rest.add((config.private_examples, config.batch_size, config.epsilon))
+    assert rates.keys() == {"RGP", "RGP-random", "RGP-public", "DP-SGD"}
+    assert len({tuple(own) for own in rates.values()}) == 1
+    assert len(set(rates["RGP"])) == 4
+    assert rest == {(16_000, 800, 8.0)}
 
 
 @pytest.mark.parametrize(

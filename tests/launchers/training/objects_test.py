@@ -32,7 +32,11 @@ def optimizer_and_subspace(config):
         loaded.x_train, loaded.y_train, batch_size=config.batch_size
     )
     subspace = objects.subspace(config, loaded)
-    return objects.private_optimizer(config, batches, subspace), subspace
+    examples = objects.carrier_examples(config, loaded)
+    return (
+        objects.private_optimizer(config, batches, subspace, examples),
+        subspace,
+    )
 
 
 @pytest.fixture
@@ -120,6 +124,50 @@ class TestSubspace:
         config = changed(**PDP | {"public_examples": 31, "public_data": images})
         with pytest.raises(ValueError, match="public_examples <= 30"):
             optimizer_and_subspace(config)
+
+
+CARRIERS = {
+    "optimizer": "RGP",
+    "optimizer_kwargs": {"carriers": "public", "update_every": 2},
+    "public_examples": 40,
+}
+
+
+class TestCarriers:
+    def test_public_examples_and_their_labels(self):
+        config = changed(**CARRIERS)
+        optimizer, _ = made(config)
+        state = optimizer.public_state
+        loaded = objects.dataset(config)
+        np.testing.assert_array_equal(state.public_inputs, loaded.x_public)
+        assert any("40 examples with their labels" in n for n in state.notes)
+
+    def test_random_labels_on_demand(self):
+        optimizer, _ = made(changed(**CARRIERS, random_public_labels=True))
+        assert any("random labels" in n for n in optimizer.public_state.notes)
+
+    def test_images_of_a_file(self, images):
+        config = changed(
+            **CARRIERS | {"public_examples": 0, "public_data": images}
+        )
+        optimizer, _ = made(config)
+        assert optimizer.public_state.public_inputs.shape == (30, 8, 8, 1)
+
+    def test_others_need_none(self):
+        config = changed(**CARRIERS | {"optimizer_kwargs": {}})
+        optimizer, _ = made(config)
+        assert optimizer.public_state.public_inputs is None
+
+    @pytest.mark.parametrize(
+        "changes, message",
+        [
+            ({"public_examples": 0}, "Expected public examples"),
+            ({"optimizer": "DPSGD"}, "Expected arguments of DPSGD"),
+        ],
+    )
+    def test_mistakes(self, changes, message):
+        with pytest.raises(ValueError, match=message):
+            made(changed(**CARRIERS | changes))
 
 
 class TestStart:
