@@ -119,7 +119,7 @@ class PublicCarrierBases(CarrierBases):
                 for moments, fill in zip(self._compute(key, pairs), fills)
             ]
         return [
-            tf.reshape(value, variable.shape)
+            tf.cast(tf.reshape(value, variable.shape), variable.dtype)
             for c, (left, right) in zip(self._own, pairs)
             for value, variable in (
                 (left, c.left),
