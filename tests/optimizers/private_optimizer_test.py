@@ -82,7 +82,7 @@ class TestArguments:
             ("learning_rate", "give it to the inner optimizer"),
             ("num_microbatches", "each example is clipped alone"),
             ("microbatchsize", "Did you mean 'microbatch_size'?"),
-            ("xyz", "It has batch_size, .*, seed"),
+            ("xyz", "It has .*batch_size, .*, seed"),
         ],
     )
     @pytest.mark.parametrize("kind", [optimizers.DPSGD, optimizers.RGP])
