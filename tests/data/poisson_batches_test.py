@@ -9,6 +9,7 @@ import tensorflow as tf
 from scipy import stats
 
 from tf_dpsub.data import PoissonBatches, poisson_batches
+from tf_dpsub.gradients import Sources
 
 EXAMPLES = 60
 STEPS = 3000
@@ -563,6 +564,66 @@ class TestErrors:
     def test_seed(self, seed):
         with pytest.raises(ValueError, match="Expected seed >= 0"):
             PoissonBatches(np.zeros(2), batch_size=1, seed=seed)
+
+
+class TestViewsDrawnOnce:
+    @staticmethod
+    def _batches(seed=4, function=None):
+        def noisy(x, y, w, seed):
+            return x + tf.random.stateless_normal([], seed), y, w
+
+        return PoissonBatches(
+            np.zeros(10, np.float32),
+            np.arange(10),
+            np.ones(10),
+            batch_size=10,
+            map=function or noisy,
+            seed=seed,
+        )
+
+    def test_all_examples_in_their_order(self):
+        (whole,) = self._batches().views_drawn_once(3, rows=10)
+        chunks = list(self._batches().views_drawn_once(3, rows=4))
+        assert [len(chunk["x"]) for chunk in chunks] == [4, 4, 2]
+        # Draws follow from the example, not from what is made with it.
+        for name in ("x", "y"):
+            together = np.concatenate([chunk[name] for chunk in chunks])
+            np.testing.assert_array_equal(together, whole[name])
+        assert len(np.unique(whole["x"])) == 30
+        np.testing.assert_array_equal(whole["y"][:, 1], np.arange(10))
+
+    def test_each_call_draws_anew(self):
+        batches = self._batches()
+        (first,), (second,) = (
+            batches.views_drawn_once(2, rows=10) for _ in range(2)
+        )
+        assert (first["x"] != second["x"]).all()
+
+    def test_further_function_of_inputs(self):
+        def branching(x, y, w, seed):
+            if y > 4:  # by AutoGraph
+                x -= 100.0
+            return x + tf.random.stateless_uniform([], seed), y
+
+        batches = self._batches(function=branching)
+        (before,) = self._batches(function=branching).views_drawn_once(2, 10)
+        doubled = batches.with_map_of_inputs(lambda x: 2 * x, Sources([]))
+        (after,) = doubled.views_drawn_once(2, 10)
+        np.testing.assert_array_equal(after["x"], 2 * before["x"])
+        assert (after["x"][5:] < -100).all() and (after["x"][:5] >= 0).all()
+        # The batches themselves stay as they are.
+        (batch,) = batches.dataset().take(1)
+        assert (batch["x"][:5] < 1).numpy().all()
+
+    def test_given_views(self):
+        batches = self._batches()
+        x = np.arange(20.0, dtype=np.float32).reshape(10, 2)
+        given = batches.with_views(x, x.astype(int), None, views=2)
+        (batch,) = given.dataset(views=2).take(1)
+        np.testing.assert_array_equal(batch["x"], x)
+        assert given.inputs is None and given.comparable_inputs is None
+        with pytest.raises(ValueError, match="Expected views=2"):
+            given.dataset(views=3)
 
 
 class TestWithInputs:

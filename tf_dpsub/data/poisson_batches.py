@@ -1,6 +1,7 @@
 """Batches in which every example is drawn independently."""
 
 import collections
+import copy
 import itertools
 import math
 import secrets
@@ -120,6 +121,7 @@ class PoissonBatches:
         map: Callable | None = None,
         seed: int | None = None,
     ):
+        self._targets = None
         if _is_source(x):
             if y is not None or sample_weight is not None:
                 raise ValueError(
@@ -151,10 +153,19 @@ class PoissonBatches:
         )
         self.assumptions = getattr(x, "assumptions", ())
         self._map, self.map_may_draw = None, False
+        self._views_given: int | None = None
         if map is not None:
-            self._map = row_maps.RowMap(map, self._gather)
-            self.map_may_draw = self._map.may_draw
-            self.inputs = self.comparable_inputs = None
+            self._map_with(row_maps.RowMap(map, self._gather))
+
+    @property
+    def holds_arrays(self) -> bool:
+        """Whether the rows are those of arrays, and not of a source."""
+        return self._targets is not None
+
+    @property
+    def has_map(self) -> bool:
+        """Whether a function makes other rows of those that were given."""
+        return self._map is not None
 
     def with_inputs(self, x):
         """Returns batches of the same draws, of other inputs.
@@ -173,10 +184,80 @@ class PoissonBatches:
             raise ValueError(
                 "Expected batches of arrays, got those of a source or of a map."
             )
+        return self._like(x, self._targets["y"], self._targets["w"])
+
+    def with_map_of_inputs(self, function, may_read):
+        """Returns batches of the same draws, with one more function in `map`.
+
+        Args:
+            function: function of the inputs of one row, as `map` leaves them.
+            may_read: `gradients.Sources`, all that it may read.
+
+        Returns:
+            A `PoissonBatches`, as `with_inputs` says.
+
+        Raises:
+            ValueError, gradients.Unproven: as of `RowMap.chained`.
+        """
+        batches = copy.copy(self)
+        batches._map_with(
+            row_maps.RowMap.chained(self._map, function, self._gather, may_read)
+        )
+        return batches
+
+    def views_drawn_once(self, views: int, rows: int):
+        """Yields so many views of each example, as `map` makes them.
+
+        Formal guarantees: as of `data.row_maps.RowMap`. The key of all draws
+        is secret, and new for each call.
+
+        Args:
+            views: int.
+            rows: int, the number of examples at a time.
+
+        Yields:
+            dict of structures of NumPy arrays `[rows, views, ...]`, of `"x"`;
+            and of `"y"` and `"w"` where there are any; of all examples in their
+            order.
+        """
+        number = next(self._iterators["views drawn once"])
+        key = _fresh_key(self.seed, (number,), 2)
+
+        def made(indices, key):
+            parts = self._map(self._gather(indices), indices, key, views)
+            return _with_views(parts, tf.size(indices), views)
+
+        indices = tf.data.Dataset.range(self.examples).batch(rows)
+        # A part of the data, not a constant of the function.
+        keys = tf.data.Dataset.from_tensors(key).repeat()
+        yield from (
+            tf.data.Dataset.zip(indices, keys).map(made).as_numpy_iterator()
+        )
+
+    def with_views(self, x, y, sample_weight, views: int):
+        """Returns batches of the same draws, of views that are made already.
+
+        Args:
+            x, y, sample_weight: structures of arrays `[examples, views, ...]`;
+                `y` and `sample_weight` may be `None`.
+            views: int, which `dataset` is to be given, too.
+
+        Returns:
+            A `PoissonBatches`, as `with_inputs` says.
+
+        Raises:
+            ValueError: if they are of another length.
+        """
+        batches = self._like(x, y, sample_weight)
+        batches._views_given, batches.map_may_draw = views, True
+        batches.inputs = batches.comparable_inputs = None
+        return batches
+
+    def _like(self, x, y, sample_weight):
         batches = PoissonBatches(
             x,
-            self._targets["y"],
-            self._targets["w"],
+            y,
+            sample_weight,
             batch_size=self.batch_size,
             seed=self.seed,
         )
@@ -186,6 +267,10 @@ class PoissonBatches:
             )
         batches._iterators = self._iterators
         return batches
+
+    def _map_with(self, row_map):
+        self._map, self.map_may_draw = row_map, row_map.may_draw
+        self.inputs = self.comparable_inputs = None
 
     def capacity(self, multiple_of: int = 1, replicas: int = 1) -> int:
         """Rows to which the batches of one replica are padded.
@@ -247,6 +332,11 @@ class PoissonBatches:
                 f"Expected shard = (r, replicas) with 0 <= r < replicas, got "
                 f"{tuple(shard)}."
             )
+        if self._views_given not in (None, views):
+            raise ValueError(
+                f"Expected views={self._views_given}, as many as were made, "
+                f"got {views}."
+            )
 
         shard_examples = len(range(index, self.examples, replicas))
         chunk = self._quantile(replicas) + 1
@@ -271,12 +361,9 @@ class PoissonBatches:
             parts = self._gather(indices)
             if self._map is not None:
                 parts = self._map(parts, indices, _step_key(*key), views)
-            if views > 1:
-                drawn_views = 1 if self._map is None else views
-                parts = keras.tree.map_structure(
-                    lambda t: tf.reshape(t, [drawn, drawn_views, *t.shape[1:]]),
-                    parts,
-                )
+            if views > 1 and self._views_given is None:
+                made = 1 if self._map is None else views
+                parts = _with_views(parts, drawn, made)
             parts = parts | {"real": tf.ones([drawn])}
             return {
                 name: keras.tree.map_structure(
@@ -306,13 +393,8 @@ class PoissonBatches:
         seed, iterators = self.seed, self._iterators
 
         def fresh_key():
-            if seed is None:
-                return np.frombuffer(secrets.token_bytes(8 * numbers), np.int64)
             iterator = next(iterators[index, replicas])
-            sequence = np.random.SeedSequence(
-                seed, spawn_key=(index, replicas, iterator)
-            )
-            return sequence.generate_state(numbers, np.uint64).view(np.int64)
+            return _fresh_key(seed, (index, replicas, iterator), numbers)
 
         @tf.autograph.experimental.do_not_convert
         def key(_):
@@ -351,6 +433,14 @@ def _draw(examples, rate, key, step, chunk):
     )
     drawn = tf.boolean_mask(positions[1:], positions[1:] < examples)
     return tf.cast(drawn, tf.int64)
+
+
+def _fresh_key(seed, spawn_key, numbers):
+    """A secret key; with a seed, the one of this place in its draws."""
+    if seed is None:
+        return np.frombuffer(secrets.token_bytes(8 * numbers), np.int64)
+    sequence = np.random.SeedSequence(seed, spawn_key=spawn_key)
+    return sequence.generate_state(numbers, np.uint64).view(np.int64)
 
 
 def _step_key(key, step):
@@ -525,6 +615,13 @@ def _row_spec(rows):
             f"index, got shape {rows.shape} for one index."
         )
     return rows.shape[1:], tf.as_dtype(rows.dtype)
+
+
+def _with_views(parts, rows, views):
+    """Parts `[rows * views, ...]` as `[rows, views, ...]`."""
+    return keras.tree.map_structure(
+        lambda t: tf.reshape(t, [rows, views, *t.shape[1:]]), parts
+    )
 
 
 def _cast(name, rows):

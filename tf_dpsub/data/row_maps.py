@@ -4,8 +4,10 @@ import inspect
 import itertools
 
 import keras
+import numpy as np
 import tensorflow as tf
 
+from tf_dpsub.gradients import vectorized
 from tf_dpsub.gradients.graph import effects
 
 
@@ -26,6 +28,7 @@ class RowMap:
             of tensors `[rows, ...]`.
 
     Attributes:
+        function: as given.
         may_draw: bool, whether two views of a row may differ.
 
     Raises:
@@ -34,7 +37,7 @@ class RowMap:
     """
 
     def __init__(self, function, gather):
-        self._function = function
+        self.function = function
         self._takes_seed = "seed" in inspect.signature(function).parameters
         self.may_draw = self._takes_seed
         batch = _traced(gather, tf.TensorSpec([None], tf.int64))
@@ -48,6 +51,34 @@ class RowMap:
         self._spec = keras.tree.map_structure(
             lambda t: tf.TensorSpec(t.shape, t.dtype), traced.structured_outputs
         )
+
+    @classmethod
+    def chained(cls, first, function_of_inputs, gather, may_read):
+        """A map whose inputs go through one function more.
+
+        Args:
+            first: `RowMap`, or None.
+            function_of_inputs: function of the inputs of one row, `x`.
+            gather: as of `RowMap`.
+            may_read: `gradients.Sources`, the public variables: that function
+                may read no others.
+
+        Raises:
+            ValueError: as `RowMap`, or if other variables are read.
+            gradients.Unproven: if something may be stored.
+        """
+        first = first or cls(lambda *row: row, gather)
+        _require_public(function_of_inputs, first._spec["x"], may_read)
+
+        def function(*row, **seed):
+            x, *targets = keras.utils.unpack_x_y_sample_weight(
+                first.function(*row, **seed)
+            )
+            return (function_of_inputs(x), *targets)
+
+        # `functools.wraps` would show AutoGraph the source of the first.
+        function.__signature__ = inspect.signature(first.function)
+        return cls(function, gather)
 
     def __call__(self, parts, indices, key, views: int = 1):
         """Rows as the function makes them.
@@ -83,7 +114,7 @@ class RowMap:
         while arguments[-1] is None:
             arguments.pop()
         with _FreshSeeds(seed) as scope:
-            result = self._function(*arguments, **keywords)
+            result = self.function(*arguments, **keywords)
         self.may_draw |= bool(scope.state_mapping)
         result = keras.utils.unpack_x_y_sample_weight(result)
         return {
@@ -125,6 +156,20 @@ def _derived_seed(seed, number):
     """Derives the seed of a number from the seed of a row."""
     shifted = seed + tf.constant([number, 0], tf.int64)
     return tf.random.stateless_uniform([2], shifted, None, None, tf.int64)
+
+
+def _require_public(function, row, may_read):
+    """Checks that a function of a row reads and stores public values alone."""
+    seed = np.zeros(2, np.int64)
+
+    def seeded(row):
+        with _FreshSeeds(tf.constant(seed)):
+            return function(row)
+
+    specs = keras.tree.map_structure(
+        lambda s: tf.TensorSpec([1, *s.shape], s.dtype), row
+    )
+    vectorized.require_no_effect(seeded, specs, may_read)
 
 
 def _traced(function, *specs):

@@ -8,53 +8,70 @@ from collections.abc import Callable
 
 import keras
 import numpy as np
-import tensorflow as tf
 from absl import logging
 from keras import tree
 from keras.src.models.functional import Functional, operation_fn
 
 from tf_dpsub.data.poisson_batches import PoissonBatches
-from tf_dpsub.gradients import vectorized
-from tf_dpsub.gradients.graph import effects, provenance, sources, states
-from tf_dpsub.gradients.tracing import trace
+from tf_dpsub.gradients import Sources, Unproven
 from tf_dpsub.layers.frozen_features import FrozenFeatures
-from tf_dpsub.training import ids, own_loss
+from tf_dpsub.training import own_loss
+from tf_dpsub.training.proved_features import ProvedFeatures
 
 # Inputs of a model that are features already: a dict with this key alone.
 KEY = "kept_features"
-# Examples whose features are computed at a time.
-_CHUNK = 128
 # Features of more bytes are kept in a file.
 _LARGEST_IN_MEMORY = 2**31
+# Views that are drawn at a time.
+_CHUNK = 1024
 
 
 class KeptFeatures:
     """Computes the features of a model's inputs, and the model from features.
 
-    Formal guarantees: the features of an example are a function of that
-    example, of frozen weights and of constants: that is proved from the graph,
-    or else they are computed for one example at a time, of which nothing may be
-    stored. An example is replaced by its features, one by one; sensitivity and
-    sampling stay what they are. Where an id is out of range, features are not
-    numbers: the example contributes nothing. Features are private. Files that
-    hold them are readable by their owner alone, and deleted by `close`.
+    Formal guarantees: an example is replaced by its features, one by one, as
+    `training.proved_features` computes them; sensitivity and sampling stay what
+    they are. Where an id is out of range, features are not numbers: the example
+    contributes nothing. Each of the views that are kept of an example is a
+    function of that example and of random numbers that are independent of all
+    examples: they follow from a secret key, new for each run, and are alike for
+    all examples. With these numbers given, all views together are one row of
+    the data, and the mean of their gradients is clipped as one: what a step
+    releases, its sensitivity and its event depend neither on the number of
+    views nor on how many steps see them. Features are private. Files that hold
+    them are readable by their owner alone, and deleted by `close`.
 
     Args:
         model: plain model that `has_frozen_features`.
-
-    Attributes:
-        assumptions: tuple of strings, what was taken as public unchecked.
     """
 
     def __init__(self, model):
-        node = _frozen_node(model)
-        self._layer = node.operation
+        node, self._augmentation = _frozen_part(model)
+        layer, augmentation = node.operation, self._augmentation
         self._head = keras.Function(
             list(node.output_tensors), model._outputs_struct
         )
-        self.assumptions: tuple[str, ...] = ()
-        self._functions: dict = {}
+        self._of_views = self._of_inputs = ProvedFeatures(
+            lambda x: layer(x, training=False),
+            layer.variables,
+            layer.name,
+            getattr(layer.features, "groups_of_like_length", None),
+        )
+        if augmentation is not None:
+            self._of_inputs = ProvedFeatures(
+                lambda x: layer(
+                    augmentation(x, training=False), training=False
+                ),
+                [*augmentation.variables, *layer.variables],
+                layer.name,
+            )
         self._folder: str | None = None
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What was taken as public unchecked."""
+        both = (*self._of_inputs.assumptions, *self._of_views.assumptions)
+        return tuple(dict.fromkeys(both))
 
     def head(self, features: list, training=None):
         """Computes the outputs of the model from kept features.
@@ -71,7 +88,7 @@ class KeptFeatures:
         )
 
     def of(self, x):
-        """Computes the features of examples.
+        """Computes the features of examples as they are, not augmented.
 
         Args:
             x: structure of arrays `[examples, ...]`, inputs of the model.
@@ -81,39 +98,65 @@ class KeptFeatures:
             arrays, or memory maps of files where they are large.
 
         Raises:
-            ValueError: if features change a state, draw random numbers, read a
-                variable that may have been written from private data, or store
-                something else of an example.
+            ValueError: as `ProvedFeatures.in_chunks`.
         """
         x = tree.map_structure(np.asarray, x)
-        count = len(tree.flatten(x)[0])
-        groups = [(np.arange(count), x)]
-        if hasattr(self._layer.features, "groups_of_like_length"):
-            groups = self._layer.features.groups_of_like_length(x)
-        kept = None
-        for indices, part in groups:
-            for rows, features in self._in_chunks(part):
-                if kept is None:
-                    kept = self._allocated(count, features)
-                for array, feature in zip(kept, features, strict=True):
-                    array[indices[rows]] = feature
+        shape, kept = (len(tree.flatten(x)[0]),), None
+        for positions, features in self._of_inputs.in_chunks(x):
+            kept = self._stored(kept, shape, positions, features)
         return {KEY: tuple(kept)}
 
-    def _in_chunks(self, x):
-        """Yields positions of some rows, and their features."""
-        inputs = tree.flatten(x)
-        shape = tuple(a.shape[1:] for a in inputs)
-        if shape not in self._functions:
-            self._functions[shape] = self._traced(x)
-        count = len(inputs[0])
-        for start in range(0, count, _CHUNK):
-            # The last chunk is padded with its first row.
-            rows = np.arange(start, start + _CHUNK)
-            rows[rows >= count] = start
-            kept = min(_CHUNK, count - start)
-            chunk = tree.map_structure(lambda a: tf.constant(a[rows]), x)
-            features = self._functions[shape](chunk)
-            yield rows[:kept], [f.numpy()[:kept] for f in features]
+    def of_views(self, batches: PoissonBatches, views: int) -> PoissonBatches:
+        """Computes the features of views of each example, which are drawn once.
+
+        Args:
+            batches: `PoissonBatches` whose `map` makes views, `augmented`.
+            views: int, of each example.
+
+        Returns:
+            `PoissonBatches` of the same draws, with all features of an example,
+            as `of` has them.
+
+        Raises:
+            ValueError: as `of`.
+        """
+        shape, kept = (batches.examples, views), None
+        first, targets = 0, []
+        for parts in batches.views_drawn_once(views, max(1, _CHUNK // views)):
+            x = tree.map_structure(
+                lambda a: a.reshape(-1, *a.shape[2:]), parts.pop("x")
+            )
+            for positions, features in self._of_views.in_chunks(x):
+                kept = self._stored(kept, shape, first + positions, features)
+            first += len(tree.flatten(x)[0])
+            targets.append(parts)
+        together = tree.map_structure(lambda *a: np.concatenate(a), *targets)
+        return batches.with_views(
+            {KEY: tuple(kept)}, together.get("y"), together.get("w"), views
+        )
+
+    def augmented(self, batches: PoissonBatches) -> PoissonBatches:
+        """Batches whose `map` does what comes before the features in training.
+
+        Args:
+            batches: `PoissonBatches` of inputs of the model.
+
+        Raises:
+            ValueError: if the layers before the features keep a state, read
+                other variables than theirs, or draw numbers that follow from
+                no seed.
+            gradients.Unproven: if they store something of an example.
+        """
+        if self._augmentation is None:
+            return batches
+        return batches.with_map_of_inputs(
+            self._augmented_row, Sources(self._augmentation.variables)
+        )
+
+    @property
+    def is_augmented(self) -> bool:
+        """Whether layers of the model come before the features."""
+        return self._augmentation is not None
 
     def close(self):
         """Deletes what is kept in files."""
@@ -121,109 +164,22 @@ class KeptFeatures:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
 
-    def _chunk_features(self, x):
-        checked = ids.IdsInRange()
-        with checked.watched():
-            features = tree.flatten(self._layer(x, training=False))
-        inputs = tree.flatten(x)
-        factors = checked.not_a_number(inputs, inputs[0].shape[0])
-        if factors is None:
-            return features
-        return [
-            f
-            * tf.reshape(
-                tf.cast(factors, f.dtype), [-1] + [1] * (len(f.shape) - 1)
-            )
-            if f.dtype.is_floating
-            else f
-            for f in features
-        ]
-
-    def _proved_features(self, x):
-        """Features of a chunk, proved to depend on their own example alone."""
-        features = self._chunk_features(x)
-        inputs = tree.flatten(x)
-        graph = inputs[0].graph
-        proof = provenance.Provenance(
-            graph, inputs, _CHUNK, sources.Sources(self._layer.variables)
-        )
-        proof.require_no_effect(graph)
-        for tensor in features:
-            state = proof.require_per_example(tensor, "a frozen feature")
-            if state != states.PerExample(0, 1, 1):
-                raise states.Unproven(f"not one row for each example: {state}")
-        return features
-
-    def _one_by_one(self, x):
-        """Features of a chunk, each computed in a batch of its own."""
-
-        (example,) = (
-            trace(
-                self._chunk_features, tree.map_structure(_one_row, x)
-            ).structured_outputs,
-        )
-        return tf.map_fn(
-            self._row_features,
-            x,
-            fn_output_signature=[
-                tf.TensorSpec(f.shape[1:], f.dtype) for f in example
-            ],
-        )
-
-    def _row_features(self, x):
-        """Features of one example."""
+    def _augmented_row(self, x):
         x = tree.map_structure(lambda t: t[None], x)
-        return [f[0] for f in self._chunk_features(x)]
+        x = self._augmentation(x, training=True)
+        return tree.map_structure(lambda t: t[0], x)
 
-    def _require_nothing_stored(self, specs):
-        """Checks that no example enters the features of a later one."""
-        try:
-            vectorized.require_no_effect(
-                self._row_features,
-                specs,
-                sources.Sources(self._layer.variables),
-            )
-        except states.Unproven as error:
-            raise ValueError(
-                "Expected frozen features of one example that follow from it "
-                f"and from weights alone, got '{self._layer.name}', in which "
-                f"{error}: one example would enter the features of others. "
-                "Take that layer out."
-            ) from error
+    def _stored(self, kept, shape, positions, features):
+        """Arrays `[*shape, ...]` with the features of some positions."""
+        if kept is None:
+            kept = self._allocated(shape, features)
+        where = np.unravel_index(positions, shape)
+        for array, feature in zip(kept, features, strict=True):
+            array[where] = feature
+        return kept
 
-    def _traced(self, x):
-        """A function of a chunk of inputs, which lets no row see another."""
-        specs = tree.map_structure(
-            lambda a: tf.TensorSpec([_CHUNK, *a.shape[1:]], a.dtype), x
-        )
-        graph = trace(self._chunk_features, specs).graph
-        if effects.draws(graph) or effects.written_resources(graph):
-            raise ValueError(
-                "Expected frozen features that keep no state and draw no "
-                f"random numbers, got '{self._layer.name}', which does one of "
-                "these: an example would have other features at each step. "
-                "Take that layer out, or pass `keep_features=False`."
-            )
-        if effects.calls_python(graph):
-            self.assumptions = (
-                "what Python functions of the features keep, or read elsewhere",
-            )
-        function = self._proved_features
-        try:
-            trace(function, specs)
-        except states.Unproven as error:
-            logging.warning(
-                "Features of '%s' are computed one example at a time, which is "
-                "slower (%s).",
-                self._layer.name,
-                error,
-            )
-            self._require_nothing_stored(specs)
-            function = self._one_by_one
-        return tf.function(function, autograph=False, input_signature=[specs])
-
-    def _allocated(self, count, features):
-        shapes = [(count, *f.shape[1:]) for f in features]
+    def _allocated(self, shape, features):
+        shapes = [(*shape, *f.shape[1:]) for f in features]
         size = sum(
             int(np.prod(s)) * f.dtype.itemsize for s, f in zip(shapes, features)
         )
@@ -235,7 +191,7 @@ class KeptFeatures:
         logging.info(
             "Features of %d examples are kept in %s until the run ends: %.1f "
             "GiB.",
-            count,
+            shape[0],
             self._folder,
             size / 2**30,
         )
@@ -255,25 +211,76 @@ def has_frozen_features(model) -> bool:
     """Returns whether a model is a function of frozen features of its inputs.
 
     Args:
-        model: plain model.
+        model: plain model. Layers without trained weights may come before the
+            features.
     """
-    return _frozen_node(model) is not None
+    return _frozen_part(model) is not None
 
 
-def for_run(model, x) -> KeptFeatures | None:
-    """Features to keep for a call of `fit`; None where there are none.
+def of_arrays(model, x):
+    """Keeps features of arrays for a run, as `model.kept_features`.
 
     Args:
-        model: `PrivateModel`.
-        x: inputs, as `fit` takes them. Features of arrays alone are kept.
+        model: `PrivateModel`, in a method that is `forgotten_afterwards`.
+        x: its inputs, as `fit` takes them.
+
+    Returns:
+        The features, as `KeptFeatures.of` has them. None where there are none,
+        or layers of the model come before them.
+
+    Raises:
+        ValueError: as `KeptFeatures.of`.
     """
+    features = _of_model(model)
+    are_arrays = all(hasattr(part, "__array__") for part in tree.flatten(x))
+    if features is None or features.is_augmented or not are_arrays:
+        return None
+    model.kept_features = features
+    return features.of(x)
+
+
+def of_batches(model, batches: PoissonBatches, views: int) -> PoissonBatches:
+    """Keeps features of batches of arrays, as `of_arrays` does.
+
+    Where random numbers are drawn before the features, those of so many views
+    of each example are kept. Those of one view would be the same at each step:
+    none are kept.
+
+    Args:
+        model: as for `of_arrays`.
+        batches: `PoissonBatches` of its inputs.
+        views: int, of each example.
+
+    Returns:
+        `PoissonBatches` of features; `batches` where none are kept.
+
+    Raises:
+        ValueError: as `KeptFeatures.of`.
+    """
+    features = _of_model(model)
+    if features is None or not batches.holds_arrays:
+        return batches
+    if not (features.is_augmented or batches.has_map):
+        model.kept_features = features
+        return batches.with_inputs(features.of(batches.inputs))
+    if views == 1:
+        return batches
+    try:
+        augmented = features.augmented(batches)
+    except (ValueError, Unproven) as error:
+        logging.info("Features are computed at each step: %s", error)
+        return batches
+    if not augmented.map_may_draw:
+        return batches
+    model.kept_features = features
+    return features.of_views(augmented, views)
+
+
+def _of_model(model):
     plain = model.model
     if not has_frozen_features(plain) or own_loss.has_own_loss(plain):
         return None
-    if isinstance(x, PoissonBatches):
-        x = x.inputs
-    are_arrays = all(hasattr(part, "__array__") for part in tree.flatten(x))
-    return KeptFeatures(plain) if are_arrays else None
+    return KeptFeatures(plain)
 
 
 def forgotten_afterwards(method: Callable) -> Callable:
@@ -291,8 +298,13 @@ def forgotten_afterwards(method: Callable) -> Callable:
     return wrapped
 
 
-def _frozen_node(model):
-    """The node at which all inputs enter a `FrozenFeatures`, or None."""
+def _frozen_part(model):
+    """The node of a `FrozenFeatures` that all outputs see the inputs through.
+
+    Returns:
+        Pair of the node, and of a model of the layers before it, which have no
+        trained weights; None without any. None if there is no such node.
+    """
     if type(model).call not in (Functional.call, keras.Sequential.call):
         # Its own does what its layers alone would not.
         return None
@@ -300,18 +312,57 @@ def _frozen_node(model):
         model = model._functional
     if not isinstance(model, Functional):
         return None
-    inputs = {id(t) for t in tree.flatten(model.inputs)}
     nodes = [
         node
-        for of_depth in model._nodes_by_depth.values()
-        for node in of_depth
-        if not node.is_input and inputs & {id(t) for t in node.input_tensors}
+        for depth in sorted(model._nodes_by_depth, reverse=True)
+        for node in model._nodes_by_depth[depth]
+        if not node.is_input
     ]
-    if len(nodes) != 1 or not isinstance(nodes[0].operation, FrozenFeatures):
-        return None
-    (node,) = nodes
-    return node if {id(t) for t in node.input_tensors} == inputs else None
+    for node in nodes:
+        if not isinstance(node.operation, FrozenFeatures):
+            continue
+        before = _nodes_before(node, nodes)
+        if not _hides_inputs(model, node, before, nodes):
+            continue
+        if not before:
+            return node, None
+        arguments = (*node.arguments.args, *node.arguments.kwargs.values())
+        return node, keras.Model(model._inputs_struct, arguments[0])
+    return None
 
 
-def _one_row(tensor):
-    return tf.TensorSpec([1, *tensor.shape[1:]], tensor.dtype)
+def _nodes_before(node, nodes):
+    """The nodes that a node depends on."""
+    needed, before = _tensors(node.input_tensors), []
+    for other in reversed(nodes):
+        if needed & _tensors(other.output_tensors):
+            needed |= _tensors(other.input_tensors)
+            before.append(other)
+    return before
+
+
+def _hides_inputs(model, node, before, nodes):
+    """Whether what comes before a node is seen by it alone, and not trained."""
+    inside = {id(n) for n in (node, *before)}
+    hidden = _tensors(tree.flatten(model.inputs))
+    used = set()
+    for other in (node, *before):
+        used |= _tensors(other.input_tensors)
+    for other in before:
+        hidden |= _tensors(other.output_tensors)
+    seen = _tensors(tree.flatten(model.outputs))
+    for other in nodes:
+        if id(other) not in inside:
+            seen |= _tensors(other.input_tensors)
+    return (
+        hidden <= used
+        and not hidden & seen
+        and not any(
+            getattr(other.operation, "trainable_variables", ())
+            for other in before
+        )
+    )
+
+
+def _tensors(tensors):
+    return {id(tensor) for tensor in tensors}

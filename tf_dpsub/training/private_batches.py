@@ -13,7 +13,7 @@ from keras.src.trainers.data_adapters import array_slicing
 from tf_dpsub import accounting
 from tf_dpsub.data import given_batches, poisson_batches
 from tf_dpsub.primitives import clipping
-from tf_dpsub.training import microbatches
+from tf_dpsub.training import kept_features, microbatches
 from tf_dpsub.training.views import Views
 
 # Figures of a warning are for this one.
@@ -59,13 +59,15 @@ class PrivateBatches:
         epochs: int = 1,
         views: int = 1,
         each_example_once_per_epoch: bool = False,
+        keep_features: bool = False,
     ):
         """Makes the batches of a call of `fit`.
 
         Args:
-            model: compiled `PrivateModel`.
+            model: compiled `PrivateModel`, whose `kept_features` it sets.
             x, y, sample_weight, steps_per_epoch, views,
-                each_example_once_per_epoch: as for `PrivateModel.fit`.
+                each_example_once_per_epoch, keep_features: as for
+                `PrivateModel.fit`.
             epochs: int, how many the run has. Defaults to `1`.
 
         Returns:
@@ -74,11 +76,15 @@ class PrivateBatches:
         Raises:
             ValueError: if the data or a statement about them do not fit.
         """
-        poisson, raw_inputs = _poisson(model, x, y, sample_weight)
+        poisson, raw_inputs = _poisson(
+            model, x, y, sample_weight, views, keep_features
+        )
         if each_example_once_per_epoch:
             _check_epochs(poisson, x, steps_per_epoch)
         if poisson is not None:
             batches = cls.drawn(model, poisson, steps_per_epoch, views)
+            if model.kept_features is None:
+                return batches
             return dataclasses.replace(batches, raw_inputs=raw_inputs)
         batches = cls.given(model, x, steps_per_epoch, views)
         if each_example_once_per_epoch:
@@ -217,8 +223,8 @@ def split_validation(data, validation_data, split: float, is_public: bool):
     return array_slicing.train_validation_split(data, validation_split=split)
 
 
-def _poisson(model, x, y, sample_weight):
-    """Poisson batches of arrays, and raw inputs where they hold features.
+def _poisson(model, x, y, sample_weight, views, keep_features):
+    """Poisson batches, and the inputs that features may stand for in them.
 
     Both are None for a dataset of given batches.
     """
@@ -239,22 +245,23 @@ def _poisson(model, x, y, sample_weight):
                 "`PoissonBatches(x, y, sample_weight, batch_size=...)`."
             )
         checked_batch_size(model.optimizer, x.batch_size)
-        if model.kept_features is None:
+        if not keep_features:
             return x, None
-        return x.with_inputs(*model.with_features((x.inputs,))), x.inputs
+        return kept_features.of_batches(model, x, views), x.inputs
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(
         model.preprocessed((x, y, sample_weight))
     )
-    raw_inputs = x if model.kept_features is not None else None
-    (x,) = model.with_features((x,))
+    features = kept_features.of_arrays(model, x) if keep_features else None
     poisson = poisson_batches.PoissonBatches(
-        x,
+        x if features is None else features,
         y,
         sample_weight,
         batch_size=model.optimizer.batch_size,
         seed=_sampling_seed(model),
     )
-    return poisson, raw_inputs
+    if keep_features and features is None:
+        poisson = kept_features.of_batches(model, poisson, views)
+    return poisson, x
 
 
 def _sampling_seed(model):

@@ -262,8 +262,9 @@ class PrivateModel(saving.SavedWithLedger):
 
         Formal guarantees: what a step releases, its sensitivity and its event
         do not depend on `views`. Each view is made of its own example and of
-        random numbers that are independent of all examples, and the mean of
-        the gradients of all views of an example is clipped as one.
+        random numbers that are independent of all examples, drawn for a step or
+        for the run, and the mean of the gradients of all views of an example
+        is clipped as one.
 
         Args: as `keras.Model.fit`; `shuffle` has no effect.
             x: arrays, a `keras.utils.PyDataset` for its rows,
@@ -273,7 +274,8 @@ class PrivateModel(saving.SavedWithLedger):
             views: int, how many views of each drawn example enter the step:
                 its gradient is the mean of those of its views. The `map` of
                 `PoissonBatches` makes each of them anew, and so do random
-                layers of the model. A step costs as many times as much.
+                layers of the model; those before frozen features make them
+                once, see `keep_features`. A step costs as many times as much.
                 Defaults to `1`.
             each_example_once_per_epoch: bool, states that the dataset gives
                 each example at most once per epoch: the smaller epsilon of so
@@ -285,7 +287,11 @@ class PrivateModel(saving.SavedWithLedger):
             keep_features: bool, whether the features that a
                 `tf_dpsub.layers.FrozenFeatures` makes of arrays are computed
                 once, and kept until the call ends: in memory, or, from 2 GiB
-                on, in a temporary file. Defaults to `True`.
+                on, in a temporary file. Where random numbers are drawn before
+                the features, by the `map` of `PoissonBatches` or by layers of
+                the model, so many `views` of each example are drawn once and
+                all of them enter each step; with one view, features are
+                computed at each step. Defaults to `True`.
 
         Returns:
             A `keras.callbacks.History`.
@@ -318,8 +324,6 @@ class PrivateModel(saving.SavedWithLedger):
         sample_weight = loss_scales.weights_of_examples(
             y, class_weight, sample_weight
         )
-        if keep_features:
-            self.kept_features = kept_features.for_run(self, x)
         if validation_data is not None:
             validation_data = self.preprocessed(validation_data)
         batches = private_batches.PrivateBatches.of(
@@ -331,6 +335,7 @@ class PrivateModel(saving.SavedWithLedger):
             epochs=epochs - initial_epoch,
             views=views,
             each_example_once_per_epoch=each_example_once_per_epoch,
+            keep_features=keep_features,
         )
         workers.require_same_training(self, batches, epochs, initial_epoch)
         stated = requirements.stated(
