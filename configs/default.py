@@ -49,6 +49,12 @@ def get_config():
     # does not cover what they reveal about private examples.
     config.initial_weights = config_dict.placeholder(str)
 
+    # For a head on features: it begins at the ridge regression on so many
+    # public examples of the data set with their labels, and the recipe halves
+    # its rate. They are the first of `public_examples`, unless these are of the
+    # file `public_data`. 0: it begins at zero.
+    config.ridge_start_examples = 0
+
     # Regular expressions for the paths of layers to train. Without any, all
     # layers are trained.
     config.trainable_layers = ()

@@ -29,10 +29,9 @@ def check(config):
     for field in ("batch_size", "epochs", "steps_per_execution", "start_epoch"):
         if config[field] < 1:
             raise ValueError(f"Expected {field} >= 1, got {config[field]}.")
-    if config.public_examples < 0:
-        raise ValueError(
-            f"Expected public_examples >= 0, got {config.public_examples}."
-        )
+    for field in ("public_examples", "ridge_start_examples"):
+        if config[field] < 0:
+            raise ValueError(f"Expected {field} >= 0, got {config[field]}.")
     if config.seed < 0:
         raise ValueError(f"Expected seed >= 0, got {config.seed}.")
     if not 0 < config.learning_rate < math.inf:

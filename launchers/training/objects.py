@@ -16,6 +16,7 @@ from tf_dpsub import (
     accounting,
     callbacks,
     data,
+    heads,
     models,
     optimizers,
     subspaces,
@@ -86,7 +87,10 @@ def dataset(config):
         config.dataset,
         config.data_dir,
         private=config.private_examples,
-        public=0 if config.public_data else config.public_examples,
+        public=max(
+            0 if config.public_data else config.public_examples,
+            config.ridge_start_examples,
+        ),
         seed=config.seed,
     )
 
@@ -161,6 +165,23 @@ def _sentence_classifier(config, loaded):
         loaded.num_classes,
         public_texts=texts[: config.public_examples or None],
     )
+
+
+def start_head(config, model, loaded):
+    """Starts the head of a model from labelled public examples, if it is to.
+
+    Args:
+        config: `ml_collections.ConfigDict`.
+        model: plain model.
+        loaded: `tf_dpsub.data.Dataset`, with inputs as the model takes them.
+    """
+    count = config.ridge_start_examples
+    if count:
+        heads.fit_public_ridge(
+            model,
+            keras.tree.map_structure(lambda a: a[:count], loaded.x_public),
+            loaded.y_public[:count],
+        )
 
 
 def _load_weights(model, path):
@@ -253,15 +274,17 @@ def public_examples(config, loaded):
                 f"{config.public_data}, got {count}."
             )
         return (images[:count],)
-    if not len(loaded.y_public):
+    if not config.public_examples:
         raise ValueError(
             "Expected public examples, got none. Set "
             "public_examples to take some of the data set, or public_data to "
             "the path of an .npz file with images, or of a file with texts."
         )
-    if config.random_public_labels:
-        return (loaded.x_public,)
-    return loaded.x_public, loaded.y_public
+    x, y = keras.tree.map_structure(
+        lambda a: a[: config.public_examples],
+        (loaded.x_public, loaded.y_public),
+    )
+    return (x,) if config.random_public_labels else (x, y)
 
 
 def inner_optimizer(config, steps):

@@ -44,6 +44,7 @@ def with_recipe(config, examples):
         examples,
         config.epsilon,
         config.delta,
+        public_start=config.ridge_start_examples > 0,
     )
     config = config.copy_and_resolve_references()
     with config.unlocked():

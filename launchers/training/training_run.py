@@ -158,6 +158,8 @@ class _Run:
         self._preprocessor = getattr(plain, "preprocessor", None)
         if self._preprocessor is not None:
             plain.preprocessor = None
+        with strategy.scope():
+            objects.start_head(config, plain, self._data)
         self._batches = data.PoissonBatches(
             self._data.x_train,
             self._data.y_train,

@@ -31,6 +31,17 @@ def test_rule():
     assert rates[2] > 20 * rates[1]
 
 
+def test_a_public_start_halves_the_rate():
+    zero, start = (
+        FullBatch(1000, epsilon=1.0, delta=1e-5, public_start=public_start)
+        for public_start in (False, True)
+    )
+    assert start.learning_rate == zero.learning_rate / 2
+    assert start.noise_multiplier == zero.noise_multiplier
+    given = FullBatch(1000, 1.0, 1e-5, learning_rate=3.0, public_start=True)
+    assert given.learning_rate == 3.0
+
+
 def test_given_settings_stay():
     head = FullBatch(
         1000, epsilon=1.0, delta=1e-5, steps=7, learning_rate=3.0, momentum=0.5

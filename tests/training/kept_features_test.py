@@ -650,7 +650,7 @@ class TestViews:
         stored = kept_features.KeptFeatures._stored
 
         def fail_second(self, kept, *args):
-            if kept is not None:
+            if kept:
                 folders.append(self._folder)
                 raise OSError("no space left")
             return stored(self, kept, *args)

@@ -9,6 +9,8 @@ from tf_dpsub.optimizers.dpsgd import DPSGD
 # In units of the clip, the rate times the standard deviation that the noise of
 # one release of the whole budget has in the mean gradient.
 _RATE = 1.5e-3
+# From a public start, less has to be learnt.
+_SHARE_FROM_START = 0.5
 # Above this standard deviation fewer steps do.
 _MUCH_NOISE = 1e-4
 _FEW_STEPS, _MANY_STEPS = 60, 100
@@ -17,13 +19,14 @@ _MICROBATCH = 512
 
 
 class FullBatch:
-    """Settings of full-batch DP-SGD for a head that begins at zero.
+    """Settings of full-batch DP-SGD for a head.
 
     Each step takes all examples, with momentum and a small clip: hardly any
     gradient is below it, so that all count alike. The number of steps and the
     learning rate follow from the number of examples, ε and δ alone, by a rule
     that was fitted to MNIST and Fashion-MNIST. They are for features whose
-    median norm is 1, as `tf_dpsub.models.image_features` makes them.
+    median norm is 1, as `tf_dpsub.models.image_features` makes them, and for a
+    head that begins at zero, or at a public start.
 
     Formal guarantees: nothing private is read; the settings are functions of
     the arguments. σ is the smallest with which `steps` Gaussians keep ε by PLD
@@ -39,6 +42,9 @@ class FullBatch:
             rule.
         l2_norm_clip: float. Defaults to `0.1`.
         momentum: float in [0, 1). Defaults to `0.9`.
+        public_start: bool, whether the head begins where public examples led
+            it, as `tf_dpsub.heads.fit_public_ridge` does: the rule then halves
+            the rate. Defaults to `False`, it begins at zero.
 
     Attributes: as the arguments, with the values of the rule, and
         noise_multiplier: float, σ of a step.
@@ -68,6 +74,7 @@ class FullBatch:
         learning_rate: float | None = None,
         l2_norm_clip: float = 0.1,
         momentum: float = 0.9,
+        public_start: bool = False,
     ):
         check_count("examples", examples)
         check_count("steps", steps, optional=True)
@@ -80,7 +87,8 @@ class FullBatch:
         if steps is None:
             steps = _FEW_STEPS if noise > _MUCH_NOISE else _MANY_STEPS
         if learning_rate is None:
-            learning_rate = _RATE / noise
+            share = _SHARE_FROM_START if public_start else 1.0
+            learning_rate = share * _RATE / noise
         check_positive("learning_rate", learning_rate)
         self.steps, self.learning_rate = steps, learning_rate
         self.noise_multiplier = self._sigma(steps)

@@ -2,7 +2,6 @@
 
 import math
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -13,6 +12,7 @@ from tf_dpsub.checks import (
     check_positive,
     check_seed,
 )
+from tf_dpsub.heads import linear_head
 from tf_dpsub.primitives import grid, noise
 from tf_dpsub.primitives.release import SMALLEST_NORM
 from tf_dpsub.training import (
@@ -143,7 +143,7 @@ class PrivateRidge:
             ValueError: if the model is no such classifier, if labels are no
                 integers, if lengths differ, or in one of several workers.
         """
-        head = _head(model)
+        head = linear_head.of(model.model)
         _require_one_worker(model)
         y = np.asarray(y).reshape(-1)
         if y.dtype.kind not in "biu":
@@ -265,22 +265,6 @@ class PrivateRidge:
         solution = vectors @ ((vectors.T @ products) / values[:, None])
         # Of features as they are: within the radius they were divided by it.
         return self.scale / self.radius * solution
-
-
-def _head(model):
-    """The dense layer that is all that is trained of a model."""
-    layer = model.model.layers[-1]
-    if (
-        not kept_features.has_frozen_features(model.model)
-        or not isinstance(layer, keras.layers.Dense)
-        or len(layer.trainable_variables) != len(model.trainable_variables)
-    ):
-        raise ValueError(
-            "Expected a model of frozen features and one dense layer, as "
-            "`tf_dpsub.models.feature_classifier` makes it, got "
-            f"'{model.model.name}'."
-        )
-    return layer
 
 
 def _require_one_worker(model):

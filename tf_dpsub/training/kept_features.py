@@ -101,7 +101,8 @@ class KeptFeatures:
             ValueError: as `ProvedFeatures.in_chunks`.
         """
         x = tree.map_structure(np.asarray, x)
-        shape, kept = (len(tree.flatten(x)[0]),), None
+        shape = (len(tree.flatten(x)[0]),)
+        kept: list = []
         for positions, features in self._of_inputs.in_chunks(x):
             kept = self._stored(kept, shape, positions, features)
         return {KEY: tuple(kept)}
@@ -120,7 +121,8 @@ class KeptFeatures:
         Raises:
             ValueError: as `of`.
         """
-        shape, kept = (batches.examples, views), None
+        shape = (batches.examples, views)
+        kept: list = []
         first, targets = 0, []
         for parts in batches.views_drawn_once(views, max(1, _CHUNK // views)):
             x = tree.map_structure(
@@ -171,7 +173,7 @@ class KeptFeatures:
 
     def _stored(self, kept, shape, positions, features):
         """Arrays `[*shape, ...]` with the features of some positions."""
-        if kept is None:
+        if not kept:
             kept = self._allocated(shape, features)
         where = np.unravel_index(positions, shape)
         for array, feature in zip(kept, features, strict=True):

@@ -44,6 +44,21 @@ def test_recipe(name):
 
 
 @pytest.mark.slow
+def test_a_run_from_a_ridge_start(tmp_path):
+    """It is ahead of any head that one step makes of zero."""
+    config = _config("digits")
+    config.ridge_start_examples = 200
+    config.recipe_kwargs = {"steps": 1, "learning_rate": 1e-3}
+    training_run.train(config, tmp_path / "run", results_only=True)
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["test_accuracy"] > 0.8
+    statement = (tmp_path / "run" / "privacy_statement.txt").read_text()
+    assert "200 examples that the head was started from" in " ".join(
+        statement.split()
+    )
+
+
+@pytest.mark.slow
 @pytest.mark.usefixtures("data_dir")
 def test_run(public_data, tmp_path):
     """2,000 digits at epsilon 1, far above chance, by features of shapes."""

@@ -15,6 +15,7 @@ from tf_dpsub.launchers.training import config_checks
         ({"epsilon": -1.0}, "Expected epsilon > 0, got -1"),
         ({"learning_rate": float("inf")}, "a finite learning_rate > 0"),
         ({"learning_rate": float("nan")}, "Expected learning_rate > 0, got n"),
+        ({"ridge_start_examples": -1}, "Expected ridge_start_examples >= 0"),
         ({"dataset": "none.npz"}, "there is no none.npz"),
         ({"accountant": "rpd"}, "Did you mean 'rdp'"),
     ],

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from tf_dpsub import accounting, data, subspaces
+from tf_dpsub import accounting, data, heads, subspaces
 from tf_dpsub.configs import default
 from tf_dpsub.launchers.training import config_checks, objects
 
@@ -45,6 +45,71 @@ def images(tmp_path):
     rng = np.random.default_rng(0)
     np.savez(file, images=rng.integers(0, 256, (30, 32, 32, 3), np.uint8))
     return str(file)
+
+
+class TestRidgeStart:
+    @staticmethod
+    def _started(**changes):
+        config = changed(
+            model="feature_classifier", features={"rank": 9}, **changes
+        )
+        loaded = objects.dataset(config)
+        model = objects.plain_model(config, loaded)
+        objects.start_head(config, model, loaded)
+        return loaded, model
+
+    def test_of_the_public_examples(self):
+        loaded, model = self._started(
+            public_examples=40, ridge_start_examples=40
+        )
+        assert len(loaded.x_public) == 40
+        expected = objects.plain_model(
+            changed(
+                model="feature_classifier",
+                features={"rank": 9},
+                public_examples=40,
+            ),
+            loaded,
+        )
+        heads.fit_public_ridge(expected, loaded.x_public, loaded.y_public)
+        kernel = model.get_weights()[-1]
+        assert np.abs(kernel).max() > 0
+        np.testing.assert_allclose(
+            kernel, expected.get_weights()[-1], rtol=1e-4, atol=1e-5
+        )
+
+    def test_beside_images_of_a_file(self, images):
+        loaded, model = self._started(
+            public_data=images, ridge_start_examples=60
+        )
+        assert (len(loaded.y_public), len(loaded.y_train)) == (60, 1378)
+        counts = [
+            (origin.examples, origin.purpose)
+            for origin in data.public_origins.origins_of(model)
+        ]
+        assert counts == [
+            (30, "that features are made of"),
+            (60, "that the head was started from"),
+        ]
+
+    def test_more_than_the_public_examples(self):
+        """Features and subspaces are of these alone."""
+        config = changed(public_examples=40, ridge_start_examples=60)
+        loaded = objects.dataset(config)
+        assert len(loaded.y_public) == 60
+        x, y = objects.public_examples(config, loaded)
+        assert len(x) == len(y) == 40
+
+    def test_of_no_features(self):
+        config = changed(ridge_start_examples=60)
+        loaded = objects.dataset(config)
+        model = objects.plain_model(config, loaded)
+        with pytest.raises(ValueError, match="frozen features"):
+            objects.start_head(config, model, loaded)
+
+    def test_none_by_default(self):
+        _, model = self._started(public_examples=40)
+        np.testing.assert_array_equal(model.get_weights()[-1], 0)
 
 
 class TestSubspace:

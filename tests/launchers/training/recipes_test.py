@@ -16,6 +16,14 @@ def test_settings_of_a_recipe():
     assert (config.epochs, config.learning_rate) == (5, pytest.approx(20))
 
 
+def test_a_start_from_public_examples_halves_the_rate():
+    config = mnist.get_config()
+    rate = recipes.with_recipe(config, 1000).learning_rate
+    config.ridge_start_examples = 100
+    started = recipes.with_recipe(config, 1000)
+    assert started.learning_rate == pytest.approx(rate / 2)
+
+
 def test_a_config_without_a_recipe_stays():
     config = mnist.get_config()
     config.recipe = None
