@@ -169,6 +169,22 @@ def test_bias_is_zero():
     np.testing.assert_array_equal(model.model.layers[-1].bias, 0)
 
 
+def test_augmentation_before_the_features_is_off():
+    x, y = _data(300)
+    kernels = []
+    for augmented in (False, True):
+        inputs = between = keras.Input((4,))
+        if augmented:
+            between = keras.layers.GaussianNoise(9.0)(inputs)
+        frozen = tf_dpsub.layers.FrozenFeatures(keras.layers.Rescaling(1.0))
+        plain = keras.Model(inputs, keras.layers.Dense(3)(frozen(between)))
+        PrivateRidge(noise_multiplier=0.0).fit(
+            tf_dpsub.make_private(plain), x, y
+        )
+        kernels.append(plain.layers[-1].kernel.numpy())
+    np.testing.assert_array_equal(*kernels)
+
+
 def test_public_start_is_stated():
     x, y = _data(500)
     plain = _classifier()
