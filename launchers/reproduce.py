@@ -43,7 +43,12 @@ _PUBLIC_IMAGES = flags.DEFINE_string(
     "public_images",
     None,
     "An .npz file with public images [images, height, width, channels], uint8, "
-    "for gep_... experiments.",
+    "for gep_... experiments and accuracy_by_epsilon.",
+)
+_PUBLIC_TEXTS = flags.DEFINE_string(
+    "public_texts",
+    None,
+    "A file with a public text in each line, for SST-2 in accuracy_by_epsilon.",
 )
 _FEATURES = flags.DEFINE_string(
     "features",
@@ -55,7 +60,7 @@ _LANGUAGE_MODEL = flags.DEFINE_string(
     "language_model",
     None,
     "A preset of keras_hub, or a folder with a checkpoint, of BERT, for "
-    "rgp_glue.",
+    "rgp_glue, or such a folder for accuracy_by_epsilon.",
 )
 _LIST = flags.DEFINE_bool("list", False, "List all experiments.")
 
@@ -67,15 +72,7 @@ def main():
         return 0
     if _EXPERIMENT.value in papers.STUDIES:
         return _run_study(papers.STUDIES[_EXPERIMENT.value])
-    experiment = chosen(
-        _EXPERIMENT.value,
-        papers.Inputs(
-            public_images=_PUBLIC_IMAGES.value,
-            features=_FEATURES.value,
-            language_model=_LANGUAGE_MODEL.value,
-        ),
-        _FRACTION.value,
-    )
+    experiment = chosen(_EXPERIMENT.value, _inputs(), _FRACTION.value)
     trials = selected(experiment.name, experiment.trials, _ONLY.value)
     if DRY_RUN.value:
         announce(trials, WORKDIR.value)
@@ -87,6 +84,15 @@ def main():
         WORKDIR.value,
         jobs=_JOBS.value,
         command=program.command("reproduce"),
+    )
+
+
+def _inputs():
+    return papers.Inputs(
+        public_images=_PUBLIC_IMAGES.value,
+        public_texts=_PUBLIC_TEXTS.value,
+        features=_FEATURES.value,
+        language_model=_LANGUAGE_MODEL.value,
     )
 
 
@@ -115,6 +121,7 @@ def _run_study(study):
         fraction=_FRACTION.value,
         jobs=_JOBS.value,
         command=program.command("reproduce"),
+        inputs=_inputs(),
     )
 
 

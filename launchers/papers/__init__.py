@@ -3,6 +3,7 @@
 import dataclasses
 
 from tf_dpsub.launchers.papers import digits, gep, pdp, rgp
+from tf_dpsub.launchers.papers.accuracy_by_epsilon import AccuracyByEpsilon
 from tf_dpsub.launchers.papers.geometric_median import GeometricMedian
 from tf_dpsub.launchers.papers.plan_ranking import PlanRanking
 
@@ -36,7 +37,10 @@ EXPERIMENTS = {
 
 # Experiments that train no Keras model: objects with a name, named points, and
 # a method that runs these points.
-STUDIES = {study.name: study for study in (GeometricMedian(), PlanRanking())}
+STUDIES = {
+    study.name: study
+    for study in (AccuracyByEpsilon(), GeometricMedian(), PlanRanking())
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,15 +48,19 @@ class Inputs:
     """Files and models that the user gives to some experiments.
 
     Attributes:
-        public_images: string, an .npz file with `images`, for GEP. Defaults to
-            `None`.
+        public_images: string, an .npz file with `images`, for GEP and for
+            features of images. Defaults to `None`.
+        public_texts: string, a file with a text in each line, for features of
+            texts. Defaults to `None`.
         features: string, an .npz file with features, for the linear probe.
             Defaults to `None`.
         language_model: string, a preset of keras_hub or a folder with a
-            checkpoint, of BERT, for GLUE. Defaults to `None`: the preset of
-            BERT-base.
+            checkpoint, of BERT, for GLUE, and, a folder alone, for features of
+            texts. Defaults to `None`: the preset of BERT-base for GLUE, MiniLM
+            for features.
     """
 
     public_images: str | None = None
+    public_texts: str | None = None
     features: str | None = None
     language_model: str | None = None

@@ -84,7 +84,7 @@ class GeometricMedian:
             )
         ]
 
-    def run(self, folder, points, *, fraction, jobs, command):
+    def run(self, folder, points, *, fraction, jobs, command, inputs):
         """Runs the unfinished points, and writes a table and a figure.
 
         Args:
@@ -93,6 +93,7 @@ class GeometricMedian:
             fraction: float, the share of the steps to make.
             jobs: int, how many run at a time.
             command: string, for the table.
+            inputs: `papers.Inputs`, not used.
 
         Returns:
             int, the exit code.

@@ -103,7 +103,7 @@ class PlanRanking:
         """The experiments, in a list."""
         return [Point(name) for name in _EXPERIMENTS]
 
-    def run(self, folder, points, *, fraction, jobs, command):
+    def run(self, folder, points, *, fraction, jobs, command, inputs):
         """Plans each setting of experiments that ran in the same workdir.
 
         Args:
@@ -112,6 +112,7 @@ class PlanRanking:
             fraction: float, share of the simulated steps.
             jobs: int, not used.
             command: string, for the table.
+            inputs: `papers.Inputs`, not used.
 
         Returns:
             int, the exit code.

@@ -134,9 +134,25 @@ def plain_model(config, loaded):
     return model
 
 
+def public_inputs(config, loaded):
+    """The public inputs that frozen features are scaled by.
+
+    Args:
+        config: `ml_collections.ConfigDict`.
+        loaded: `tf_dpsub.data.Dataset`.
+
+    Returns:
+        Array of images, or sequence of texts.
+    """
+    if loaded.is_text and config.public_data is not None:
+        texts = data.load_texts(config.public_data)
+        return texts[: config.public_examples or None]
+    return public_examples(config, loaded)[0]
+
+
 def _feature_classifier(config, loaded):
     """A head on features that are computed from public images alone."""
-    images = public_examples(config, loaded)[0]
+    images = public_inputs(config, loaded)
     features = construct(
         functools.partial(models.image_features, images),
         config.features,
@@ -153,17 +169,13 @@ def _feature_classifier(config, loaded):
 
 def _sentence_classifier(config, loaded):
     """A head on features of texts, scaled by public ones."""
-    if config.public_data is not None:
-        texts = data.load_texts(config.public_data)
-    else:
-        texts = public_examples(config, loaded)[0]
     return construct(
         models.sentence_classifier,
         config.model_kwargs,
         config.model,
         loaded.input_shape,
         loaded.num_classes,
-        public_texts=texts[: config.public_examples or None],
+        public_texts=public_inputs(config, loaded),
     )
 
 

@@ -350,6 +350,9 @@ def _warn_of_cost(dataset, optimizer, steps: int):
             )
             for rate in (1.0, min(1.0, optimizer.batch_size / examples))
         )
+        if given == drawn:
+            # Each step takes all examples.
+            return
         cost = (
             f"these {steps} steps cost epsilon = {given:.3g} at delta = "
             f"{_DELTA:.0e}, and {drawn:.3g} if each step drew its batch from "

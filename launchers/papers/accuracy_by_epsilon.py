@@ -1,0 +1,605 @@
+"""Accuracy of private heads on frozen features, by epsilon.
+
+Features are those of `configs/best`. A head is trained by full-batch DP-SGD on
+all of them, or on their main public directions, whitened: a public subspace.
+"""
+
+import dataclasses
+import itertools
+import json
+import statistics
+import time
+
+import numpy as np
+
+from tf_dpsub import files
+from tf_dpsub.accounting.statement import round_up
+from tf_dpsub.configs.best import cifar10, fashion_mnist, mnist, sst2
+from tf_dpsub.launchers.papers.engine import feature_cache, neighbour_search
+from tf_dpsub.launchers.reports import figures, folder_page
+from tf_dpsub.launchers.terminal import durations, quiet
+
+_DELTA = 1e-5
+_TUNING_SEED, _SEEDS = 0, (1, 2, 3, 4, 5)
+_SUBSPACE, _ALL_FEATURES = "public subspace", "DP-SGD"
+_METHODS = (_SUBSPACE, _ALL_FEATURES)
+# The grid, the same for both methods: rates are multiples of the rate of
+# `heads.FullBatch`.
+_RATES = tuple(2.0**k for k in range(-4, 5))
+_CLIPS = tuple(0.1 * 2.0**k for k in range(-4, 5))
+_STEPS = (8, 15, 30, 60, 100, 150, 250, 400)
+# Of the subspace alone. The largest rank is that of the public features.
+_RANKS = (60, 125, 250, 500, 1000)
+_WHITEN = (0.0, 0.25, 0.5, 0.75, 1.0)
+_START_RANK, _START_WHITEN = 500, 0.5
+_WIDEST = {"whiten"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Published:
+    """A published test accuracy.
+
+    Attributes:
+        accuracy: float, in percent.
+        epsilon: float.
+        what: string, the method.
+        source: string, a link.
+    """
+
+    accuracy: float
+    epsilon: float
+    what: str
+    source: str
+
+
+_SCATTERNET = "https://github.com/ftramer/Handcrafted-DP"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Task:
+    """A data set with the features that `configs/best` has for it.
+
+    Attributes:
+        name: string.
+        title: string.
+        config: function without arguments that returns the config.
+        held_out: int, training examples that settings are chosen on.
+        published: tuple of `Published`.
+    """
+
+    name: str
+    title: str
+    config: object
+    held_out: int
+    published: tuple = ()
+
+
+TASKS = (
+    Task(
+        name="mnist",
+        title="MNIST",
+        config=mnist.get_config,
+        held_out=10_000,
+        published=(
+            Published(
+                accuracy=98.7, epsilon=3, what="ScatterNet", source=_SCATTERNET
+            ),
+        ),
+    ),
+    Task(
+        name="fashion_mnist",
+        title="Fashion-MNIST",
+        config=fashion_mnist.get_config,
+        held_out=10_000,
+        published=(
+            Published(
+                accuracy=89.7, epsilon=3, what="ScatterNet", source=_SCATTERNET
+            ),
+        ),
+    ),
+    Task(name="sst2", title="SST-2", config=sst2.get_config, held_out=5000),
+    Task(
+        name="cifar10",
+        title="CIFAR-10",
+        config=cifar10.get_config,
+        held_out=10_000,
+        published=(
+            Published(
+                accuracy=69.3, epsilon=3, what="ScatterNet", source=_SCATTERNET
+            ),
+        ),
+    ),
+)
+# In the order in which they run: whole comparisons early.
+_EPSILONS = ((1.0, 0.2), (3.0,), (0.5, 2.0, 8.0))
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """A data set at one epsilon: a row of the table.
+
+    Attributes:
+        task: `Task`.
+        epsilon: float.
+    """
+
+    task: Task
+    epsilon: float
+
+    @property
+    def name(self):
+        return f"{self.task.name}_epsilon{self.epsilon:g}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Setting:
+    """The settings of a head and of its features.
+
+    Attributes:
+        rate: float, a multiple of the rate of `heads.FullBatch`.
+        clip: float.
+        steps: int.
+        rank: int, number of public directions; None for all features.
+        whiten: float; None for all features.
+    """
+
+    rate: float
+    clip: float
+    steps: int
+    rank: int | None = None
+    whiten: float | None = None
+
+    @property
+    def name(self):
+        features = "all"
+        if self.rank is not None:
+            features = f"rank{self.rank}_whiten{self.whiten:g}"
+        return (
+            f"{features}_rate{self.rate:g}_clip{self.clip:g}_steps{self.steps}"
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+    """The result of a method at a point.
+
+    Attributes:
+        point: `Point`.
+        method: string.
+        setting: `Setting`, the chosen one.
+        ends: list of the fields of it that are at an end of their grid.
+        tried: int, number of settings.
+        results: list of dicts, one for each finished seed.
+    """
+
+    point: Point
+    method: str
+    setting: Setting
+    ends: list
+    tried: int
+    results: list
+
+    @property
+    def mean(self):
+        return statistics.fmean(r["accuracy"] for r in self.results)
+
+    @property
+    def deviation(self):
+        values = [r["accuracy"] for r in self.results]
+        return statistics.stdev(values) if len(values) > 1 else None
+
+    @property
+    def seconds(self):
+        return statistics.fmean(r["seconds"] for r in self.results)
+
+
+class AccuracyByEpsilon:
+    """Accuracy by epsilon of heads on features, tuned, beside published ones.
+
+    Settings are chosen on a part that is held out of training, with one seed;
+    new seeds report on the test split.
+    """
+
+    name = "accuracy_by_epsilon"
+    title = "Accuracy by epsilon"
+
+    def points(self):
+        """All rows, in the order in which they run."""
+        return [
+            Point(task, epsilon)
+            for epsilons in _EPSILONS
+            for task, epsilon in itertools.product(TASKS, epsilons)
+        ]
+
+    def run(self, folder, points, *, fraction, jobs, command, inputs):
+        """Runs the unfinished trials of some points, one after another.
+
+        Args:
+            folder: `pathlib.Path`.
+            points: list of `Point`.
+            fraction: float, the share of the steps to make.
+            jobs: int, not used.
+            command: string, for the table.
+            inputs: `papers.Inputs`.
+
+        Returns:
+            int, the exit code.
+
+        Raises:
+            ValueError: if a file with public data is needed and not given, or
+                the folder holds other features.
+        """
+        configs = {p.task: _config(p.task, inputs) for p in points}
+        quiet.load_tensorflow()
+        files.make_folder(folder / "trials")
+        try:
+            for point in points:
+                cache = feature_cache.FeatureCache(
+                    folder / "features" / point.task.name, configs[point.task]
+                )
+                cache.prepare()
+                for method in _METHODS:
+                    trials = _Trials(point, folder, fraction, cache)
+                    trials.row(method)
+                    self._write_results(folder, fraction, command)
+        except KeyboardInterrupt:
+            print("\nInterrupted; the same command goes on from here.")
+            return 130
+        finally:
+            self._write_results(folder, fraction, command)
+        print(f"{folder}/table.md")
+        return 0
+
+    def _write_results(self, folder, fraction, command):
+        rows = finished_rows(self.points(), folder, fraction)
+        if not rows:
+            return
+        files.write_text(
+            folder / "table.md", table(self.title, rows, fraction, command)
+        )
+        with figures.style():
+            canvas = _figure(self.title, rows)
+            figures.write(canvas, folder / "accuracy.png")
+        folder_page.write(folder)
+
+
+def _config(task, inputs):
+    """The config of a task's features, with none of them left out."""
+    config = task.config()
+    config.public_data = (
+        inputs.public_texts if task.name == "sst2" else inputs.public_images
+    )
+    if config.public_data is None:
+        flag, kind = (
+            ("public_texts", "a public text in each line")
+            if task.name == "sst2"
+            else ("public_images", "public images")
+        )
+        raise ValueError(
+            f"Expected --{flag}=FILE with {kind}, for {task.title}, got none. "
+            "Give one, or choose other rows with --only."
+        )
+    if task.name == "sst2":
+        config.model_kwargs.rank = None
+        if inputs.language_model is not None:
+            config.model_kwargs.folder = inputs.language_model
+    else:
+        config.features = {
+            name: value
+            for name, value in config.features.items()
+            if name not in ("rank", "whiten")
+        }
+    return config
+
+
+class _Trials:
+    """The trials of one point, each of which is a file.
+
+    Args:
+        point: `Point`.
+        folder: `pathlib.Path`.
+        fraction: float, the share of the steps to make.
+        cache: `feature_cache.FeatureCache`. Defaults to `None`: no trial is
+            run, and `neighbour_search.Unknown` raised for one that is missing.
+    """
+
+    def __init__(self, point, folder, fraction, cache=None):
+        self._point, self._folder = point, folder
+        self._fraction, self._cache = fraction, cache
+        self._tried = 0
+
+    def row(self, method):
+        """Chooses a setting and reports it: a `Row`."""
+        self._tried = 0
+        grid = self._grid(method)
+        start = self._start(grid)
+        setting, ends = neighbour_search.best_of(start, grid, self._score)
+        results = []
+        for seed in _SEEDS:
+            try:
+                results.append(self._result("test", setting, seed))
+            except neighbour_search.Unknown:
+                break
+        return Row(
+            point=self._point,
+            method=method,
+            setting=setting,
+            ends=[field for field in ends if field not in _WIDEST],
+            tried=self._tried,
+            results=results,
+        )
+
+    def _grid(self, method):
+        grid = {"rate": _RATES, "steps": _STEPS, "clip": _CLIPS}
+        if method == _ALL_FEATURES:
+            return grid
+        ranks = self._facts()["largest_rank"]
+        return grid | {
+            "whiten": _WHITEN,
+            "rank": (*(r for r in _RANKS if r < ranks), ranks),
+        }
+
+    def _start(self, grid):
+        start = Setting(rate=1.0, clip=0.1, steps=self._facts()["steps"])
+        if "rank" not in grid:
+            return start
+        rank = max(
+            r for r in grid["rank"] if r <= max(_START_RANK, grid["rank"][0])
+        )
+        return dataclasses.replace(start, rank=rank, whiten=_START_WHITEN)
+
+    def _facts(self):
+        """What the search starts from, in a file."""
+        file = self._folder / "trials" / f"{self._point.name}.json"
+        if file.exists():
+            return files.read_json(file)
+        if self._cache is None:
+            raise neighbour_search.Unknown(self._point.name)
+        from tf_dpsub import heads
+
+        head = heads.FullBatch(
+            self._cache.examples, self._point.epsilon, _DELTA
+        )
+        facts = {
+            "largest_rank": self._cache.largest_rank,
+            "steps": head.steps,
+        }
+        files.write_text(file, json.dumps(facts, indent=2) + "\n")
+        return facts
+
+    def _score(self, setting):
+        self._tried += 1
+        return self._result("held_out", setting, _TUNING_SEED)["accuracy"]
+
+    def _result(self, part, setting, seed):
+        """The result of a trial, which runs unless its file is there."""
+        steps = max(1, round(self._fraction * setting.steps))
+        setting = dataclasses.replace(setting, steps=steps)
+        name = f"{self._point.name}_{part}_{setting.name}_seed{seed}"
+        file = self._folder / "trials" / f"{name}.json"
+        if file.exists():
+            return files.read_json(file)
+        if self._cache is None:
+            raise neighbour_search.Unknown(name)
+        split = self._cache.split(setting.rank, setting.whiten)
+        if part == "held_out":
+            split = split.held_out(self._point.task.held_out)
+        result = train_head(split, setting, self._point.epsilon, seed)
+        result |= {"setting": dataclasses.asdict(setting), "seed": seed}
+        files.write_text(file, json.dumps(result, indent=2) + "\n")
+        print(
+            f"{name}: {100 * result['accuracy']:.2f} % in "
+            f"{durations.text(result['seconds'])}",
+            flush=True,
+        )
+        return result
+
+
+def train_head(split, setting, epsilon, seed):
+    """Trains a linear head privately, and measures it.
+
+    Formal guarantees: what is released is the head, by `steps` Gaussians of the
+    clipped sums over all training examples. The noise follows from the seed:
+    whoever knows it can take the noise off. Accuracy is measured without noise.
+
+    Args:
+        split: `feature_cache.Split`.
+        setting: `Setting`.
+        epsilon: float, at delta = 1e-5.
+        seed: int, of the noise.
+
+    Returns:
+        dict of the accuracy, of what was spent, and of how long it took.
+    """
+    import keras
+    import tensorflow as tf
+
+    from tf_dpsub import heads, make_private
+    from tf_dpsub.models.feature_classifier import linear_head
+
+    began = time.monotonic()
+    keras.utils.clear_session()
+    examples, size = split.x_train.shape
+    rule = heads.FullBatch(examples, epsilon, _DELTA)
+    head = heads.FullBatch(
+        examples,
+        epsilon,
+        _DELTA,
+        steps=setting.steps,
+        learning_rate=setting.rate * rule.learning_rate,
+        l2_norm_clip=setting.clip,
+    )
+    num_classes = int(split.y_train.max()) + 1
+    model = make_private(
+        keras.Sequential([keras.Input((size,)), linear_head(num_classes)])
+    )
+    model.compile(
+        head.optimizer(seed=seed),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    # One batch, which is drawn from nothing: it is in memory once.
+    batch = tf.data.Dataset.from_tensors((split.x_train, split.y_train))
+    model.fit(batch, epochs=head.steps, verbose=0)
+    logits = np.asarray(model(split.x_test))
+    return {
+        "accuracy": float((logits.argmax(1) == split.y_test).mean()),
+        "epsilon": model.epsilon(_DELTA, "pld"),
+        "noise_multiplier": head.noise_multiplier,
+        "learning_rate": head.learning_rate,
+        "examples": examples,
+        "features": size,
+        "seconds": time.monotonic() - began,
+    }
+
+
+def finished_rows(points, folder, fraction):
+    """Rows with at least one seed on the test split.
+
+    Args:
+        points: list of `Point`.
+        folder: `pathlib.Path`.
+        fraction: float, the share of the steps that trials made.
+
+    Returns:
+        List of `Row`, sorted by data set and epsilon.
+    """
+    rows = []
+    order = [task.name for task in TASKS]
+    for point in sorted(
+        points, key=lambda p: (order.index(p.task.name), p.epsilon)
+    ):
+        for method in _METHODS:
+            try:
+                row = _Trials(point, folder, fraction).row(method)
+            except neighbour_search.Unknown:
+                continue
+            if row.results:
+                rows.append(row)
+    return rows
+
+
+def table(title, rows, fraction, command):
+    """The results in Markdown.
+
+    Args:
+        title: string.
+        rows: list of `Row`.
+        fraction: float, the share of the steps that trials made.
+        command: string, the command line that made them.
+
+    Returns:
+        A string of several lines.
+    """
+    lines = [f"# {title}", "", "```sh", command, "```", ""]
+    lines += [
+        "Test accuracy in percent, mean ± standard deviation over seeds, δ = "
+        f"{_DELTA:g}, ε by PLD. A seed draws the noise alone. Settings were "
+        "chosen for each row on training examples held out, with another seed, "
+        "by a search that ends where no neighbour in the grid is better. **No "
+        "ε covers this choice.**"
+    ]
+    if fraction != 1:
+        lines += ["", f"Shortened: {fraction:g} of the steps."]
+    for task in TASKS:
+        own = [r for r in rows if r.point.task == task]
+        if own:
+            lines += ["", f"## {task.title}", "", *_accuracies(task, own)]
+    lines += ["", "## Settings", "", *_settings(rows)]
+    return "\n".join(lines) + "\n"
+
+
+def _accuracies(task, rows):
+    lines = [
+        f"| ε | {_SUBSPACE} | {_ALL_FEATURES}, same features | published |",
+        "|---|---|---|---|",
+    ]
+    for epsilon, own in itertools.groupby(rows, lambda r: r.point.epsilon):
+        by_method = {row.method: row for row in own}
+        cells = [
+            _accuracy(by_method[m]) if m in by_method else "" for m in _METHODS
+        ]
+        published = "; ".join(
+            f"{p.accuracy:g} ([{p.what}]({p.source}))"
+            for p in task.published
+            if p.epsilon == epsilon
+        )
+        lines.append(f"| {epsilon:g} | {' | '.join(cells)} | {published} |")
+    return lines
+
+
+def _accuracy(row):
+    text = f"{100 * row.mean:.2f}"
+    if row.deviation is not None:
+        text += f" ± {100 * row.deviation:.2f}"
+    if len(row.results) < len(_SEEDS):
+        text += f" ({len(row.results)} of {len(_SEEDS)} seeds)"
+    return text
+
+
+def _settings(rows):
+    lines = [
+        "| data | ε | method | features | rate | clip | steps | whitened | σ | "
+        "spent ε | seconds a run | settings tried |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        first, setting = row.results[0], row.setting
+        marks = {
+            field: " (end of the grid)" if field in row.ends else ""
+            for field in ("rate", "clip", "steps", "rank")
+        }
+        spent = max(r["epsilon"] for r in row.results)
+        cells = [
+            row.point.task.title,
+            f"{row.point.epsilon:g}",
+            row.method,
+            f"{first['features']:,}{marks['rank']}",
+            f"{setting.rate:g}{marks['rate']}",
+            f"{setting.clip:g}{marks['clip']}",
+            f"{setting.steps}{marks['steps']}",
+            "" if setting.whiten is None else f"{setting.whiten:g}",
+            f"{first['noise_multiplier']:.3g}",
+            round_up(spent, digits=3),
+            f"{row.seconds:.0f}",
+            str(row.tried),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def _figure(title, rows):
+    tasks = [t for t in TASKS if any(r.point.task == t for r in rows)]
+    canvas = figures.new(1.5 + 3.2 * len(tasks), 3.8, title)
+    grid = canvas.subplots(1, len(tasks), squeeze=False)[0]
+    looks = {_SUBSPACE: (figures.BLUE, "o"), _ALL_FEATURES: (figures.RED, "s")}
+    for axes, task in zip(grid, tasks):
+        figures.tidy(axes)
+        figures.subtitle(axes, task.title)
+        for method, (colour, marker) in looks.items():
+            own = [
+                r for r in rows if r.point.task == task and r.method == method
+            ]
+            if not own:
+                continue
+            axes.errorbar(
+                [r.point.epsilon for r in own],
+                [100 * r.mean for r in own],
+                yerr=[100 * (r.deviation or 0) for r in own],
+                label=method,
+                color=colour,
+                marker=marker,
+                capsize=3,
+            )
+        axes.set_xscale("log")
+        ticks = sorted({r.point.epsilon for r in rows if r.point.task == task})
+        axes.set_xticks(ticks, [f"{e:g}" for e in ticks])
+        axes.minorticks_off()
+        axes.set_xlabel("ε")
+    grid[0].set_ylabel("test accuracy, %")
+    canvas.legend(
+        *grid[0].get_legend_handles_labels(),
+        loc="outside right center",
+        frameon=False,
+        labelcolor=figures.INK,
+    )
+    return canvas

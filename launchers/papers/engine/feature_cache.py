@@ -1,0 +1,219 @@
+"""Frozen features of a data set, computed once and kept in files."""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import pathlib
+
+import numpy as np
+
+from tf_dpsub import files
+
+# Examples of one file: what a killed program loses at most.
+_SHARD = 5000
+# Examples whose coordinates are computed at a time.
+_CHUNK = 1000
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Split:
+    """Features with labels.
+
+    Attributes:
+        x_train: float32 array `[examples, features]`.
+        y_train: int64 array `[examples]`.
+        x_test, y_test: likewise.
+    """
+
+    x_train: np.ndarray
+    y_train: np.ndarray
+    x_test: np.ndarray
+    y_test: np.ndarray
+
+    def held_out(self, count):
+        """The training examples alone, of which the last are the test."""
+        return Split(
+            x_train=self.x_train[:-count],
+            y_train=self.y_train[:-count],
+            x_test=self.x_train[-count:],
+            y_test=self.y_train[-count:],
+        )
+
+
+class FeatureCache:
+    """The features of a config, and their main public directions.
+
+    Formal guarantees: features are functions of one example, of frozen weights
+    and of public examples. They are private, as the examples are: others than
+    the owner of the folder can read none of its files. Nothing is released.
+
+    Args:
+        folder: `pathlib.Path`.
+        config: `ml_collections.ConfigDict`, with a model on frozen features
+            that keeps all of them: without a rank.
+
+    Attributes:
+        folder: as given.
+    """
+
+    def __init__(self, folder, config):
+        self.folder = folder
+        self._config = config
+
+    @property
+    def key(self):
+        """What features depend on, as a dict that JSON can hold."""
+        config = self._config
+        public = pathlib.Path(config.public_data).read_bytes()
+        return {
+            "dataset": config.dataset,
+            "private_examples": config.private_examples,
+            "model": config.model,
+            "model_kwargs": config.model_kwargs.to_dict(),
+            "features": config.features.to_dict(),
+            "public_data": hashlib.sha256(public).hexdigest(),
+            "public_examples": config.public_examples,
+        }
+
+    def prepare(self):
+        """Computes what the folder lacks.
+
+        Raises:
+            ValueError: if the folder holds other features.
+        """
+        files.make_folder(self.folder)
+        key, file = json.loads(json.dumps(self.key)), self.folder / "key.json"
+        if file.exists() and files.read_json(file) != key:
+            raise ValueError(
+                f"Expected {self.folder} to hold the features of "
+                f"{self._config.dataset} as they are configured now, got "
+                "others. Name another workdir."
+            )
+        files.write_text(file, json.dumps(key, indent=2) + "\n")
+        if not (self.folder / "labels.npz").exists():
+            self._compute()
+
+    def _compute(self):
+        from tf_dpsub import make_private
+        from tf_dpsub.launchers.training import objects
+        from tf_dpsub.training.kept_features import KEY, KeptFeatures
+
+        loaded = objects.dataset(self._config)
+        plain = objects.plain_model(self._config, loaded)
+        model = make_private(plain)
+        public = objects.public_inputs(self._config, loaded)
+        kept = KeptFeatures(plain)
+
+        def of(inputs):
+            try:
+                (found,) = kept.of(model.preprocessed((inputs,))[0])[KEY]
+                return np.array(found.reshape(len(found), -1))
+            finally:
+                kept.close()
+
+        self._write("public", public, of)
+        projection = _projection(self._all("public"))
+        for part, inputs in (
+            ("train", loaded.x_train),
+            ("test", loaded.x_test),
+        ):
+            self._write(part, inputs, of)
+        for part in ("public", "train", "test"):
+            self._write(
+                f"coordinates_{part}", self._all(part), _in_chunks(projection)
+            )
+        files.replace(
+            self.folder / "labels.npz",
+            lambda p: np.savez(p, train=loaded.y_train, test=loaded.y_test),
+        )
+
+    def _write(self, part, inputs, of):
+        """Writes what a function makes of inputs, some at a time."""
+        for number, start in enumerate(range(0, len(inputs), _SHARD)):
+            file = self.folder / f"{part}_{number:02d}.npy"
+            if not file.exists():
+                made = of(inputs[start : start + _SHARD])
+                files.replace(file, lambda p, made=made: np.save(p, made))
+                print(f"{file}: {made.shape}", flush=True)
+
+    def _all(self, part):
+        """All that was written of a part, as one array."""
+        shards = [
+            np.load(file, mmap_mode="r")
+            for file in sorted(self.folder.glob(f"{part}_[0-9][0-9].npy"))
+        ]
+        count = sum(map(len, shards))
+        whole = np.empty((count, *shards[0].shape[1:]), np.float32)
+        return np.concatenate(shards, out=whole)
+
+    @property
+    def examples(self):
+        """Number of training examples."""
+        with np.load(self.folder / "labels.npz") as labels:
+            return len(labels["train"])
+
+    @property
+    def largest_rank(self):
+        """Number of public directions, an int."""
+        (file, *_) = sorted(self.folder.glob("coordinates_public_*.npy"))
+        return np.load(file, mmap_mode="r").shape[1]
+
+    @functools.lru_cache(maxsize=1)
+    def split(self, rank, whiten):
+        """The features that a head is trained on.
+
+        Args:
+            rank: int, number of public directions; None for all features,
+                scaled by their public standard deviations.
+            whiten: float, exponent of the public variances, with a rank.
+
+        Returns:
+            A `Split`.
+        """
+        if rank is None:
+            parts = {part: self._all(part) for part in ("train", "test")}
+        else:
+            parts = self._whitened(rank, whiten)
+        with np.load(self.folder / "labels.npz") as labels:
+            return Split(
+                x_train=parts["train"],
+                y_train=labels["train"],
+                x_test=parts["test"],
+                y_test=labels["test"],
+            )
+
+    def _whitened(self, rank, whiten):
+        from tf_dpsub import layers
+
+        public, train, test = (
+            self._all(f"coordinates_{part}")
+            for part in ("public", "train", "test")
+        )
+        # Principal directions of coordinates are the coordinates.
+        of = _in_chunks(
+            layers.PublicProjection.from_features(public, rank, whiten=whiten)
+        )
+        return {"train": of(train), "test": of(test)}
+
+
+def _projection(public):
+    """The projection on all directions that public features span."""
+    from tf_dpsub import layers
+
+    rank = min(len(public) - 1, public.shape[1])
+    return layers.PublicProjection.from_features(public, rank, whiten=0.0)
+
+
+def _in_chunks(layer):
+    """A function of arrays that applies a layer to some rows at a time."""
+
+    def of(features):
+        return np.concatenate(
+            [
+                np.asarray(layer(features[start : start + _CHUNK]))
+                for start in range(0, len(features), _CHUNK)
+            ]
+        )
+
+    return of

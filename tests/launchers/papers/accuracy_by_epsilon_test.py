@@ -1,0 +1,203 @@
+"""Accuracy by epsilon, on random features and on scikit-learn's digits."""
+
+import dataclasses
+import json
+import os
+import stat
+
+import numpy as np
+import pytest
+
+from tests.launchers.programs import run_main
+from tf_dpsub.configs.best import digits
+from tf_dpsub.launchers import papers, reproduce
+from tf_dpsub.launchers.papers import accuracy_by_epsilon as study
+from tf_dpsub.launchers.papers.engine import feature_cache
+
+SETTING = study.Setting(rate=1.0, clip=0.1, steps=20)
+
+
+@pytest.fixture(scope="module")
+def public_images(tmp_path_factory):
+    """Random shapes, of the size of a digit."""
+    generator = np.random.default_rng(0)
+    coarse = generator.integers(0, 256, (40, 4, 4, 1), np.uint8)
+    path = tmp_path_factory.mktemp("public") / "images.npz"
+    np.savez(path, images=coarse.repeat(2, 1).repeat(2, 2))
+    return str(path)
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Digits at one epsilon, with a small grid."""
+    task = study.Task(
+        name="digits", title="Digits", config=_digits, held_out=300
+    )
+    monkeypatch.setattr(study, "TASKS", (task,))
+    monkeypatch.setattr(study, "_EPSILONS", ((4.0,),))
+    monkeypatch.setattr(study, "_SEEDS", (1, 2))
+    monkeypatch.setattr(study, "_RATES", (1.0, 2.0))
+    monkeypatch.setattr(study, "_CLIPS", (0.1,))
+    monkeypatch.setattr(study, "_STEPS", (60, 100))
+    monkeypatch.setattr(study, "_RANKS", (8, 16))
+    monkeypatch.setattr(study, "_WHITEN", (0.0, 0.5))
+    return task
+
+
+def _digits():
+    config = digits.get_config()
+    config.public_examples = 0
+    return config
+
+
+def run(tmp_path, capsys, **values):
+    values = {
+        "experiment": "accuracy_by_epsilon",
+        "workdir": str(tmp_path),
+        "fraction": 0.05,
+    } | values
+    return run_main(reproduce, capsys, **values)
+
+
+class TestTrainHead:
+    def split(self, test=500):
+        generator = np.random.default_rng(0)
+        y = generator.integers(0, 3, 2000 + test)
+        x = np.eye(3, 8, dtype=np.float32)[y]
+        x += 0.3 * generator.normal(size=x.shape).astype(np.float32)
+        return feature_cache.Split(
+            x_train=x[:2000],
+            y_train=y[:2000],
+            x_test=x[2000:],
+            y_test=y[2000:],
+        )
+
+    def test_learns_and_spends_its_budget(self):
+        result = study.train_head(self.split(), SETTING, 2.0, seed=1)
+        assert result["accuracy"] > 0.8
+        assert 1.99 < result["epsilon"] <= 2.0
+        assert (result["examples"], result["features"]) == (2000, 8)
+
+    def test_seeds_draw_the_noise(self):
+        first, again, other = (
+            study.train_head(
+                self.split(), dataclasses.replace(SETTING, steps=2), 0.05, s
+            )["accuracy"]
+            for s in (1, 1, 2)
+        )
+        assert first == again != other
+
+    def test_the_rate_is_a_multiple_of_the_rule(self):
+        slow, fast = (
+            study.train_head(
+                self.split(10),
+                dataclasses.replace(SETTING, steps=1, rate=rate),
+                1.0,
+                seed=1,
+            )["learning_rate"]
+            for rate in (0.5, 2.0)
+        )
+        assert fast == pytest.approx(4 * slow)
+
+
+def test_what_is_held_out_is_not_trained_on():
+    x, y = np.arange(10.0)[:, None], np.arange(10)
+    whole = feature_cache.Split(x_train=x, y_train=y, x_test=-x, y_test=-y)
+    split = whole.held_out(3)
+    np.testing.assert_array_equal(split.y_train, np.arange(7))
+    np.testing.assert_array_equal(split.x_test[:, 0], [7, 8, 9])
+
+
+@pytest.mark.slow
+class TestRun:
+    def test_writes_rows_and_goes_on(
+        self, small, public_images, tmp_path, capsys, monkeypatch
+    ):
+        out, err, code = run(tmp_path, capsys, public_images=public_images)
+        assert code == 0, err
+        folder = tmp_path / "accuracy_by_epsilon"
+        text = (folder / "table.md").read_text("utf-8")
+        assert "Shortened: 0.05 of the steps." in text
+        _, accuracies, settings = text.split("\n## ")
+        (line,) = [s for s in accuracies.splitlines() if s.startswith("| 4 ")]
+        assert line.count(" ± ") == 2
+        rows = settings.splitlines()[4:]
+        assert [row.split(" | ")[2] for row in rows] == list(study._METHODS)
+        assert (folder / "accuracy.png").stat().st_size > 10_000
+
+        trained = []
+        monkeypatch.setattr(study, "train_head", trained.append)
+        _, _, code = run(tmp_path, capsys, public_images=public_images)
+        assert (trained, code) == ([], 0)
+        assert (folder / "table.md").read_text("utf-8") == text
+
+    def test_a_missing_seed_is_run_again_and_shown_as_missing(
+        self, small, public_images, tmp_path, capsys
+    ):
+        run(tmp_path, capsys, public_images=public_images)
+        folder = tmp_path / "accuracy_by_epsilon"
+        (file,) = folder.glob("trials/*_test_all_*_seed2.json")
+        held = json.loads(file.read_text())
+        file.unlink()
+        rows = study.finished_rows([study.Point(small, 4.0)], folder, 0.05)
+        assert [len(row.results) for row in rows] == [2, 1]
+        assert "(1 of 2 seeds)" in study.table("", rows, 0.05, "")
+        out, *_ = run(tmp_path, capsys, public_images=public_images)
+        assert out.count("digits_epsilon4_") == 1
+        assert json.loads(file.read_text())["accuracy"] == held["accuracy"]
+
+    def test_features_are_those_of_the_model_and_for_their_owner_alone(
+        self, small, public_images, tmp_path
+    ):
+        config = study._config(
+            small, papers.Inputs(public_images=public_images)
+        )
+        cache = feature_cache.FeatureCache(tmp_path / "features", config)
+        cache.prepare()
+        for path in (tmp_path / "features").iterdir():
+            assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+        from tf_dpsub.launchers.training import objects
+
+        for rank, whiten in ((None, None), (10, 0.5)):
+            config.features = {"seed": 0} | (
+                {} if rank is None else {"rank": rank, "whiten": whiten}
+            )
+            loaded = objects.dataset(config)
+            plain = objects.plain_model(config, loaded)
+            features = plain.get_layer("features")(loaded.x_test)
+            found = cache.split(rank, whiten)
+            scale = np.abs(features).max()
+            # Directions are found up to their sign.
+            np.testing.assert_allclose(
+                np.abs(found.x_test), np.abs(features), atol=2e-3 * scale
+            )
+            np.testing.assert_array_equal(found.y_test, loaded.y_test)
+
+    def test_other_public_images_are_refused(
+        self, small, public_images, tmp_path, capsys
+    ):
+        run(tmp_path, capsys, public_images=public_images)
+        with np.load(public_images) as held:
+            images = held["images"]
+        other = tmp_path / "other.npz"
+        np.savez(other, images=images[:30])
+        _, err, code = run(tmp_path, capsys, public_images=str(other))
+        assert "to hold the features of digits as they are configured" in err
+        assert code != 0
+
+
+class TestFlags:
+    def test_names_rows(self, tmp_path, capsys):
+        out, _, code = run(
+            tmp_path, capsys, dry_run=True, only="mnist_epsilon1"
+        )
+        assert out.split() == ["mnist_epsilon1", "fashion_mnist_epsilon1"]
+        assert code == 0
+
+    @pytest.mark.parametrize(
+        "only, flag", [("^mnist", "public_images"), ("sst2", "public_texts")]
+    )
+    def test_public_data_are_needed(self, only, flag, tmp_path, capsys):
+        _, err, code = run(tmp_path, capsys, only=only)
+        assert f"Expected --{flag}=FILE" in err
+        assert not list(tmp_path.iterdir())

@@ -1,0 +1,47 @@
+import dataclasses
+
+from tf_dpsub.launchers.papers.engine import neighbour_search
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    a: int
+    b: int
+
+
+GRID = {"a": tuple(range(10)), "b": tuple(range(10))}
+
+
+def test_finds_the_top_and_has_seen_all_its_neighbours():
+    scored = []
+
+    def score(point):
+        scored.append(point)
+        return -((point.a - 7) ** 2) - (point.b - 2) ** 2
+
+    best, ends = neighbour_search.best_of(Point(4, 4), GRID, score)
+    assert best == Point(7, 2)
+    assert ends == []
+    neighbours = {Point(6, 2), Point(8, 2), Point(7, 1), Point(7, 3)}
+    assert neighbours <= set(scored)
+    assert len(scored) == len(set(scored))
+
+
+def test_follows_a_ridge_from_coordinate_to_coordinate():
+    def score(point):
+        return point.a + point.b - 3 * abs(point.a - point.b - 1)
+
+    best, _ = neighbour_search.best_of(Point(0, 0), GRID, score)
+    assert best.a == best.b + 1
+
+
+def test_says_which_coordinates_are_at_an_end():
+    best, ends = neighbour_search.best_of(
+        Point(3, 3), GRID, lambda p: p.a - (p.b - 3) ** 2
+    )
+    assert (best, ends) == (Point(9, 3), ["a"])
+
+
+def test_stays_where_nothing_is_better():
+    best, _ = neighbour_search.best_of(Point(3, 3), GRID, lambda p: 1.0)
+    assert best == Point(3, 3)
