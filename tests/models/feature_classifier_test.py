@@ -31,6 +31,34 @@ def test_all_features_without_a_rank(public):
     assert outputs.shape == (30, 3 * 3 * 81)
 
 
+def test_features_of_a_mirror_image(public, tmp_path):
+    """They are those of the image; before, they were others."""
+    plain, mirrored = (
+        models.image_features(
+            public,
+            kinds=("scattering", "patches"),
+            words=3,
+            mirror=mirror,
+            seed=0,
+        )
+        for mirror in (False, True)
+    )
+    images, others = public[:5], public[:5, :, ::-1]
+    atol = 1e-5 * np.abs(mirrored(images)).max()
+    np.testing.assert_allclose(mirrored(others), mirrored(images), atol=atol)
+    assert np.abs(plain(others) - plain(images)).max() > 100 * atol
+    assert mirrored.output_shape == plain.output_shape
+    mirrored.save(tmp_path / "features.keras")
+    loaded = keras.saving.load_model(tmp_path / "features.keras")
+    np.testing.assert_array_equal(loaded(images), mirrored(images))
+
+
+def test_features_of_a_mirror_image_are_proved_private(public, caplog):
+    features = models.image_features(public, mirror=True, rank=5)
+    _fitted(features, public[:5] / 2)
+    assert "one example at a time" not in caplog.text
+
+
 def test_classifier(public, features):
     model = models.feature_classifier(features, 10)
     (kernel,) = model.trainable_variables

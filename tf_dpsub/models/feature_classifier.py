@@ -76,6 +76,7 @@ def image_features(
     *,
     kinds: Sequence[str] = ("scattering",),
     words: int = 400,
+    mirror: bool = False,
     rank: int | None = None,
     whiten: float = 1.0,
     allow_private: bool = False,
@@ -99,6 +100,9 @@ def image_features(
             `("scattering",)`.
         words: int, number of words of the dictionary of patches. Defaults to
             `400`.
+        mirror: bool, whether features are the means of those of an image and of
+            its mirror image, left for right. They cost twice the time, once.
+            Defaults to `False`.
         rank: int, number of public directions that are kept. Defaults to
             `None`, all features.
         whiten: float in [0, 1], exponent by which public variances are divided
@@ -128,7 +132,7 @@ def image_features(
     inputs = keras.Input(public_images.shape[1:])
     parts = []
     for kind in dict.fromkeys(kinds):
-        raw = keras.layers.Flatten()(layers[kind]()(inputs))
+        raw = keras.layers.Flatten()(_raw(layers[kind](), inputs, mirror))
         public = keras.Model(inputs, raw).predict(public_images, verbose=0)
         parts.append(PublicNormalization.from_features(public)(raw))
     features = parts[0]
@@ -144,6 +148,13 @@ def image_features(
         public_images, model.weights, PURPOSE, allow_private=allow_private
     )
     return model
+
+
+def _raw(layer, images, mirror):
+    if not mirror:
+        return layer(images)
+    mirrored = keras.ops.flip(images, axis=2)
+    return keras.layers.Average()([layer(images), layer(mirrored)])
 
 
 def _inputs(features, input_shape):
