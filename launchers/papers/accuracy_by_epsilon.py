@@ -431,7 +431,12 @@ def train_head(split, setting, epsilon, seed):
     )
     num_classes = int(split.y_train.max()) + 1
     model = make_private(
-        keras.Sequential([keras.Input((size,)), linear_head(num_classes)])
+        keras.Sequential(
+            [
+                keras.Input((size,), dtype=split.x_train.dtype),
+                linear_head(num_classes),
+            ]
+        )
     )
     model.compile(
         head.optimizer(seed=seed),

@@ -28,9 +28,10 @@ def padded(batch: dict, multiple: int, most: int | None = None):
         )
     rows = tf.shape(tree.flatten(batch["x"])[0])[0]
     if most is not None:
+        # It may be too large for an int32.
         check = tf.debugging.assert_less_equal(
-            rows,
-            most,
+            tf.cast(rows, tf.int64),
+            tf.constant(most, tf.int64),
             f"Expected batches of {most} examples at most, got a larger one. "
             "Clipping leaves room for rounding in sums of about as many "
             "examples as the optimizer's batch_size: set it to the size of "

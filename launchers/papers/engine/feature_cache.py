@@ -12,6 +12,8 @@ from tf_dpsub import files
 
 # Examples of one file: what a killed program loses at most.
 _SHARD = 5000
+# All features are many numbers, of which a step reads a few examples at a time.
+_KEPT_AS = np.float16
 # Examples whose coordinates are computed at a time.
 _CHUNK = 1000
 
@@ -21,7 +23,8 @@ class Split:
     """Features with labels.
 
     Attributes:
-        x_train: float32 array `[examples, features]`.
+        x_train: array `[examples, features]`: float32 on public directions,
+            float16 of all features.
         y_train: int64 array `[examples]`.
         x_test, y_test: likewise.
     """
@@ -112,30 +115,29 @@ class FeatureCache:
             finally:
                 kept.close()
 
-        self._write("public", public, of)
-        projection = _projection(self._all("public"))
+        projection = _projection(of(public))
         for part, inputs in (
+            ("public", public),
             ("train", loaded.x_train),
             ("test", loaded.x_test),
         ):
-            self._write(part, inputs, of)
-        for part in ("public", "train", "test"):
-            self._write(
-                f"coordinates_{part}", self._all(part), _in_chunks(projection)
-            )
+            self._write(part, inputs, of, _in_chunks(projection))
         files.replace(
             self.folder / "labels.npz",
             lambda p: np.savez(p, train=loaded.y_train, test=loaded.y_test),
         )
 
-    def _write(self, part, inputs, of):
-        """Writes what a function makes of inputs, some at a time."""
+    def _write(self, part, inputs, of, coordinates_of):
+        """Writes features and coordinates, some examples at a time."""
         for number, start in enumerate(range(0, len(inputs), _SHARD)):
-            file = self.folder / f"{part}_{number:02d}.npy"
-            if not file.exists():
-                made = of(inputs[start : start + _SHARD])
-                files.replace(file, lambda p, made=made: np.save(p, made))
-                print(f"{file}: {made.shape}", flush=True)
+            ending = f"{part}_{number:02d}.npy"
+            file = self.folder / f"coordinates_{ending}"
+            if file.exists():
+                continue
+            found = of(inputs[start : start + _SHARD])
+            _save(self.folder / ending, found.astype(_KEPT_AS))
+            _save(file, coordinates_of(found))
+            print(f"{file}: {found.shape}", flush=True)
 
     def _all(self, part):
         """All that was written of a part, as one array."""
@@ -144,7 +146,7 @@ class FeatureCache:
             for file in sorted(self.folder.glob(f"{part}_[0-9][0-9].npy"))
         ]
         count = sum(map(len, shards))
-        whole = np.empty((count, *shards[0].shape[1:]), np.float32)
+        whole = np.empty((count, *shards[0].shape[1:]), shards[0].dtype)
         return np.concatenate(shards, out=whole)
 
     @property
@@ -195,6 +197,10 @@ class FeatureCache:
             layers.PublicProjection.from_features(public, rank, whiten=whiten)
         )
         return {"train": of(train), "test": of(test)}
+
+
+def _save(file, array):
+    files.replace(file, lambda incomplete: np.save(incomplete, array))
 
 
 def _projection(public):
