@@ -354,3 +354,12 @@ def test_targets_beside_batches_are_refused(kind, beside):
     with pytest.raises(ValueError, match="Expected y=None and sample_weight"):
         model.fit(batches, **beside, verbose=0)
     assert model.ledger.steps == 0
+
+
+def test_a_batch_of_a_dataset_may_be_large():
+    """Sums of more than 4,096 examples have no limit."""
+    examples = 5000
+    model = private(linear(), dpsgd(batch_size=examples))
+    x, y = (np.resize(a, (examples, *a.shape[1:])) for a in (X, Y))
+    model.fit(tf.data.Dataset.from_tensors((x, y)), verbose=0)
+    assert model.ledger.steps == 1

@@ -314,6 +314,12 @@ class TestData:
         private(linear(), dpsgd()).fit(X, Y, verbose=0)
         assert "without amplification" not in caplog.text
 
+    def test_a_batch_of_all_examples_is_not(self, caplog):
+        model = private(linear(), dpsgd(batch_size=len(X)))
+        batch = tf.data.Dataset.from_tensors((X, Y))
+        model.fit(batch, epochs=2, verbose=0)
+        assert "without amplification" not in caplog.text
+
     def test_batches_that_are_neither_arrays_nor_a_dataset(self):
         model = private(linear(), dpsgd())
         with pytest.raises(

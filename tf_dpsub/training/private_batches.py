@@ -350,7 +350,7 @@ def _warn_of_cost(dataset, optimizer, steps: int):
             )
             for rate in (1.0, min(1.0, optimizer.batch_size / examples))
         )
-        if given == drawn:
+        if given == drawn and not also:
             # Each step takes all examples.
             return
         cost = (
