@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import stat
 
 import numpy as np
@@ -13,6 +14,7 @@ from tf_dpsub.configs.best import digits
 from tf_dpsub.launchers import papers, reproduce
 from tf_dpsub.launchers.papers import accuracy_by_epsilon as study
 from tf_dpsub.launchers.papers.engine import feature_cache
+from tf_dpsub.launchers.training import objects
 
 SETTING = study.Setting(rate=1.0, clip=0.1, steps=20)
 
@@ -27,27 +29,52 @@ def public_images(tmp_path_factory):
     return str(path)
 
 
-@pytest.fixture
-def small(monkeypatch):
+@pytest.fixture(scope="class")
+def small():
     """Digits at one epsilon, with a small grid."""
     task = study.Task(
         name="digits", title="Digits", config=_digits, held_out=300
     )
-    monkeypatch.setattr(study, "TASKS", (task,))
-    monkeypatch.setattr(study, "_EPSILONS", ((4.0,),))
-    monkeypatch.setattr(study, "_SEEDS", (1, 2))
-    monkeypatch.setattr(study, "_RATES", (1.0, 2.0))
-    monkeypatch.setattr(study, "_CLIPS", (0.1,))
-    monkeypatch.setattr(study, "_STEPS", (60, 100))
-    monkeypatch.setattr(study, "_RANKS", (8, 16))
-    monkeypatch.setattr(study, "_WHITEN", (0.0, 0.5))
-    return task
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(study, "TASKS", (task,))
+        patch.setattr(study, "_EPSILONS", ((4.0,),))
+        patch.setattr(study, "_SEEDS", (1, 2))
+        patch.setattr(study, "_RATES", (1.0, 2.0))
+        patch.setattr(study, "_CLIPS", (0.1,))
+        patch.setattr(study, "_STEPS", (60,))
+        patch.setattr(study, "_RANKS", (16,))
+        patch.setattr(study, "_WHITEN", (0.5,))
+        yield task
 
 
 def _digits():
     config = digits.get_config()
     config.public_examples = 0
     return config
+
+
+@pytest.fixture(scope="class")
+def finished(small, public_images, tmp_path_factory):
+    """The folder of a finished run, which is not to be changed."""
+    workdir = tmp_path_factory.mktemp("finished")
+    experiment = study.AccuracyByEpsilon()
+    code = experiment.run(
+        workdir / experiment.name,
+        experiment.points(),
+        fraction=0.05,
+        jobs=1,
+        command="the command",
+        inputs=papers.Inputs(public_images=public_images),
+    )
+    assert code == 0
+    return workdir / experiment.name
+
+
+@pytest.fixture
+def copied(finished, tmp_path):
+    folder = tmp_path / finished.name
+    shutil.copytree(finished, folder)
+    return folder
 
 
 def run(tmp_path, capsys, **values):
@@ -110,78 +137,91 @@ def test_what_is_held_out_is_not_trained_on():
 
 @pytest.mark.slow
 class TestRun:
-    def test_writes_rows_and_goes_on(
-        self, small, public_images, tmp_path, capsys, monkeypatch
-    ):
-        out, err, code = run(tmp_path, capsys, public_images=public_images)
-        assert code == 0, err
-        folder = tmp_path / "accuracy_by_epsilon"
-        text = (folder / "table.md").read_text("utf-8")
+    def test_writes_a_table_and_a_figure(self, finished):
+        text = (finished / "table.md").read_text("utf-8")
         assert "Shortened: 0.05 of the steps." in text
         _, accuracies, settings = text.split("\n## ")
         (line,) = [s for s in accuracies.splitlines() if s.startswith("| 4 ")]
         assert line.count(" ± ") == 2
-        rows = settings.splitlines()[4:]
-        assert [row.split(" | ")[2] for row in rows] == list(study._METHODS)
-        assert (folder / "accuracy.png").stat().st_size > 10_000
+        rows = [row.split(" | ") for row in settings.splitlines()[4:]]
+        assert [row[2] for row in rows] == list(study._METHODS)
+        for row in rows:
+            # Rounded up, from at most the ε that was asked for.
+            assert 3.99 < float(row[9]) <= 4.01
+        assert (finished / "accuracy.png").stat().st_size > 10_000
 
-        trained = []
-        monkeypatch.setattr(study, "train_head", trained.append)
-        _, _, code = run(tmp_path, capsys, public_images=public_images)
-        assert (trained, code) == ([], 0)
-        assert (folder / "table.md").read_text("utf-8") == text
+    def test_the_best_of_the_held_out_part_is_reported(self, finished):
+        (row, _) = study.finished_rows(
+            study.AccuracyByEpsilon().points(), finished, 0.05
+        )
+        tuned = {}
+        for file in finished.glob("trials/*_held_out_rank*.json"):
+            held = json.loads(file.read_text())
+            del held["setting"]["steps"]
+            tuned[held["accuracy"]] = held["setting"]
+        chosen = dataclasses.asdict(row.setting)
+        assert tuned[max(tuned)] == {n: chosen[n] for n in tuned[max(tuned)]}
+        assert [r["seed"] for r in row.results] == [1, 2]
+        # 1,437 training examples, of which 300 were held out.
+        assert {r["examples"] for r in row.results} == {1438}
+        assert held["examples"] == 1138
+
+    def test_what_is_finished_is_not_run_again(
+        self, copied, public_images, capsys, monkeypatch
+    ):
+        monkeypatch.setattr(study, "train_head", None)
+        out, _, code = run(copied.parent, capsys, public_images=public_images)
+        assert (code, "held_out" in out) == (0, False)
 
     def test_a_missing_seed_is_run_again_and_shown_as_missing(
-        self, small, public_images, tmp_path, capsys
+        self, small, copied, public_images, capsys
     ):
-        run(tmp_path, capsys, public_images=public_images)
-        folder = tmp_path / "accuracy_by_epsilon"
-        (file,) = folder.glob("trials/*_test_all_*_seed2.json")
+        (file,) = copied.glob("trials/*_test_all_*_seed2.json")
         held = json.loads(file.read_text())
         file.unlink()
-        rows = study.finished_rows([study.Point(small, 4.0)], folder, 0.05)
+        rows = study.finished_rows([study.Point(small, 4.0)], copied, 0.05)
         assert [len(row.results) for row in rows] == [2, 1]
         assert "(1 of 2 seeds)" in study.table("", rows, 0.05, "")
-        out, *_ = run(tmp_path, capsys, public_images=public_images)
+        out, *_ = run(copied.parent, capsys, public_images=public_images)
         assert out.count("digits_epsilon4_") == 1
         assert json.loads(file.read_text())["accuracy"] == held["accuracy"]
 
     def test_features_are_those_of_the_model_and_for_their_owner_alone(
-        self, small, public_images, tmp_path
+        self, small, finished, public_images
     ):
+        folder = finished / "features" / "digits"
+        for path in folder.iterdir():
+            assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
         config = study._config(
             small, papers.Inputs(public_images=public_images)
         )
-        cache = feature_cache.FeatureCache(tmp_path / "features", config)
-        cache.prepare()
-        for path in (tmp_path / "features").iterdir():
-            assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
-        from tf_dpsub.launchers.training import objects
-
+        cache = feature_cache.FeatureCache(folder, config)
+        loaded = objects.dataset(config)
         for rank, whiten in ((None, None), (10, 0.5)):
-            config.features = {"seed": 0} | (
+            config.features = {"kinds": ("scattering",), "seed": 0} | (
                 {} if rank is None else {"rank": rank, "whiten": whiten}
             )
-            loaded = objects.dataset(config)
             plain = objects.plain_model(config, loaded)
-            features = plain.get_layer("features")(loaded.x_test)
+            features = np.asarray(
+                plain.get_layer("features")(loaded.x_test)
+            ).reshape(len(loaded.y_test), -1)
             found = cache.split(rank, whiten)
-            scale = np.abs(features).max()
-            # Directions are found up to their sign.
+            # Directions are found up to their sign, features rounded.
             np.testing.assert_allclose(
-                np.abs(found.x_test), np.abs(features), atol=2e-3 * scale
+                np.abs(found.x_test.astype(np.float32)),
+                np.abs(features),
+                atol=2e-3 * np.abs(features).max(),
             )
             np.testing.assert_array_equal(found.y_test, loaded.y_test)
 
     def test_other_public_images_are_refused(
-        self, small, public_images, tmp_path, capsys
+        self, copied, public_images, tmp_path, capsys
     ):
-        run(tmp_path, capsys, public_images=public_images)
         with np.load(public_images) as held:
             images = held["images"]
         other = tmp_path / "other.npz"
         np.savez(other, images=images[:30])
-        _, err, code = run(tmp_path, capsys, public_images=str(other))
+        _, err, code = run(copied.parent, capsys, public_images=str(other))
         assert "to hold the features of digits as they are configured" in err
         assert code != 0
 
