@@ -15,6 +15,7 @@ def get_config():
     config.features = {
         "kinds": ("scattering", "patches"),
         "words": 400,
+        "mirror": True,
         "rank": 1000,
         "whiten": 0.5,
         "seed": 0,
