@@ -201,26 +201,28 @@ CARRIERS = {
 class TestCarriers:
     def test_public_examples_and_their_labels(self):
         config = changed(**CARRIERS)
-        optimizer, _ = made(config)
+        optimizer, _ = optimizer_and_subspace(config)
         state = optimizer.public_state
         loaded = objects.dataset(config)
         np.testing.assert_array_equal(state.public_inputs, loaded.x_public)
         assert any("40 examples with their labels" in n for n in state.notes)
 
     def test_random_labels_on_demand(self):
-        optimizer, _ = made(changed(**CARRIERS, random_public_labels=True))
+        optimizer, _ = optimizer_and_subspace(
+            changed(**CARRIERS, random_public_labels=True)
+        )
         assert any("random labels" in n for n in optimizer.public_state.notes)
 
     def test_images_of_a_file(self, images):
         config = changed(
             **CARRIERS | {"public_examples": 0, "public_data": images}
         )
-        optimizer, _ = made(config)
+        optimizer, _ = optimizer_and_subspace(config)
         assert optimizer.public_state.public_inputs.shape == (30, 8, 8, 1)
 
     def test_others_need_none(self):
         config = changed(**CARRIERS | {"optimizer_kwargs": {}})
-        optimizer, _ = made(config)
+        optimizer, _ = optimizer_and_subspace(config)
         assert optimizer.public_state.public_inputs is None
 
     @pytest.mark.parametrize(
@@ -232,7 +234,7 @@ class TestCarriers:
     )
     def test_mistakes(self, changes, message):
         with pytest.raises(ValueError, match=message):
-            made(changed(**CARRIERS | changes))
+            optimizer_and_subspace(changed(**CARRIERS | changes))
 
 
 class TestStart:
