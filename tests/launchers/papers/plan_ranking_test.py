@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tf_dpsub.configs import default
+from tf_dpsub.launchers import papers
 from tf_dpsub.launchers.papers import plan_ranking
 from tf_dpsub.launchers.training import run_directory
 
@@ -90,7 +91,12 @@ def test_what_was_not_planned_is_left_out():
 def test_study(tmp_path, capsys):
     finished(tmp_path / "pdp_mnist" / "trials")
     study = plan_ranking.PlanRanking()
-    arguments = {"fraction": 0.005, "jobs": 1, "command": "the command"}
+    arguments = {
+        "fraction": 0.005,
+        "jobs": 1,
+        "command": "the command",
+        "inputs": papers.Inputs(),
+    }
     folder = tmp_path / "plan_ranking"
     assert study.run(folder, study.points(), **arguments) == 0
     assert "planning pdp_mnist" in capsys.readouterr().out
@@ -114,4 +120,5 @@ def test_needs_finished_trials(tmp_path):
             fraction=1.0,
             jobs=1,
             command="",
+            inputs=papers.Inputs(),
         )
