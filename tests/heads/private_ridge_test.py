@@ -175,7 +175,7 @@ def test_augmentation_before_the_features_is_off():
     for augmented in (False, True):
         inputs = between = keras.Input((4,))
         if augmented:
-            between = keras.layers.GaussianNoise(9.0)(inputs)
+            between = keras.layers.GaussianNoise(1.0)(inputs)
         frozen = tf_dpsub.layers.FrozenFeatures(keras.layers.Rescaling(1.0))
         plain = keras.Model(inputs, keras.layers.Dense(3)(frozen(between)))
         PrivateRidge(noise_multiplier=0.0).fit(
