@@ -286,7 +286,7 @@ def public_examples(config, loaded):
                 f"{config.public_data}, got {count}."
             )
         return (images[:count],)
-    if not config.public_examples:
+    if not config.public_examples or not len(loaded.y_public):
         raise ValueError(
             "Expected public examples, got none. Set "
             "public_examples to take some of the data set, or public_data to "
