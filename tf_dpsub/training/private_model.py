@@ -284,14 +284,12 @@ class PrivateModel(saving.SavedWithLedger):
                 results, which epsilon does not cover. Defaults to `False`.
             validation_data_is_public: bool, states that `validation_data` is
                 public. Defaults to `False`.
-            keep_features: bool, whether the features that a
+            keep_features: bool, whether features that a
                 `tf_dpsub.layers.FrozenFeatures` makes of arrays are computed
-                once, and kept until the call ends: in memory, or, from 2 GiB
-                on, in a temporary file. Where random numbers are drawn before
-                the features, by the `map` of `PoissonBatches` or by layers of
-                the model, so many `views` of each example are drawn once and
-                all of them enter each step; with one view, features are
-                computed at each step. Defaults to `True`.
+                once and kept until the call ends, from 2 GiB on in a temporary
+                file. With random numbers before them, of the `map` of
+                `PoissonBatches` or of layers, all `views` are drawn once; a
+                single view is drawn at each step. Defaults to `True`.
 
         Returns:
             A `keras.callbacks.History`.
