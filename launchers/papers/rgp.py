@@ -5,6 +5,7 @@ Reference:
     Reparametrization, ICML 2021](https://arxiv.org/abs/2106.09352)
 """
 
+import copy
 import dataclasses
 import functools
 import itertools
@@ -262,21 +263,12 @@ def sst2(inputs):
 
 def sst2_tuned(inputs):
     """RGP and DP-SGD on SST-2, each with the same learning rates."""
-    trials = []
-    for rate, name in itertools.product(_RATES, ("RGP", "DP-SGD")):
-        config = _SST2[name].changed(_small_sst2(), 8)
-        config.learning_rate = rate
-        trials.append(
-            Trial(
-                name=f"rate{rate:g}_{_SST2[name].short}",
-                labels={"method": name, "learning rate": f"{rate:g}"},
-                config=config,
-            )
-        )
+    methods = {name: _SST2[name] for name in ("RGP", "DP-SGD")}
+    trials = _by_rate(_RATES, methods, _small_sst2())
     return Experiment(
         name="rgp_sst2_tuned",
         title="RGP and DP-SGD on SST-2 at ε = 8, tuned",
-        trials=tuple(trials),
+        trials=trials,
         figures=plots.by_setting("learning rate", panel="method"),
         notes=(
             *_SST2_NOTES,
@@ -310,34 +302,16 @@ def sst2_public(inputs):
         ),
         "DP-SGD": _Method(short="dp"),
     }
-    trials = []
-    for rate, (name, method) in itertools.product(
-        _PUBLIC_RATES, methods.items()
-    ):
-        config = method.changed(_small_sst2(), 8)
-        config.model_kwargs.sequence_length = 16
-        config.private_examples = 16_000
-        config.batch_size = 800
-        config.learning_rate = rate
-        trials.append(
-            Trial(
-                name=f"rate{rate:g}_{method.short}",
-                labels={"method": name, "learning rate": f"{rate:g}"},
-                config=config,
-            )
-        )
+    config = _small_sst2()
+    config.model_kwargs.sequence_length = 16
+    config.private_examples = 16_000
+    config.batch_size = 800
+    trials = _by_rate(_PUBLIC_RATES, methods, config)
     return Experiment(
         name="rgp_sst2_public",
         title="RGP on SST-2 at ε = 8, by what carriers follow",
-        trials=tuple(trials),
-        figures={
-            "accuracy": functools.partial(
-                plots.accuracy_against_setting, setting="learning rate"
-            ),
-            "training": functools.partial(
-                plots.training_curves, panel="method", line="learning rate"
-            ),
-        },
+        trials=trials,
+        figures=plots.by_setting("learning rate", panel="method"),
         notes=(
             "MiniLM, of 6 layers of width 384, whose embeddings are frozen, "
             "for 20 steps with batches of 800: 16,000 of the 67,349 examples, "
@@ -351,6 +325,31 @@ def sst2_public(inputs):
         ),
         best_of="method",
     )
+
+
+def _by_rate(rates, methods, config):
+    """Trials at ε = 8 of methods, each with the same learning rates.
+
+    Args:
+        rates: iterable of floats.
+        methods: dict from names to `_Method`.
+        config: `ml_collections.ConfigDict`, of RGP.
+
+    Returns:
+        tuple of `Trial`.
+    """
+    trials = []
+    for rate, (name, method) in itertools.product(rates, methods.items()):
+        changed = method.changed(copy.deepcopy(config), 8)
+        changed.learning_rate = rate
+        trials.append(
+            Trial(
+                name=f"rate{rate:g}_{method.short}",
+                labels={"method": name, "learning rate": f"{rate:g}"},
+                config=changed,
+            )
+        )
+    return tuple(trials)
 
 
 def glue(inputs):

@@ -9,10 +9,13 @@ from keras import tree
 from tf_dpsub.checks import check_positive
 from tf_dpsub.data import public_origins
 from tf_dpsub.heads import linear_head
+from tf_dpsub.training import preprocessing
 
 PURPOSE = "that the head was started from"
 # Multiples of the largest eigenvalue of the second moments.
 _REGULARIZATIONS = 10.0 ** np.arange(-5, 1.1, 0.25)
+# Examples whose features are computed at a time.
+_CHUNK = 128
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,11 +177,16 @@ def _checked_labels(y, examples, classes):
 
 def _features(model, head, x):
     """What the head is given of each example, float64 `[examples, k]`."""
-    preprocess = getattr(model, "preprocess_samples", None)
-    if preprocess is not None:
-        x = keras.utils.unpack_x_y_sample_weight(preprocess(x))[0]
+    (x,) = preprocessing.preprocessed(model, (x,))
     of_inputs = keras.Model(model._inputs_struct, head.input)
-    features = of_inputs.predict(x, verbose=0).astype(np.float64)
+    # Not `predict`, which warns of tracing where several models have done it.
+    chunks = [
+        of_inputs(
+            tree.map_structure(lambda a: a[k : k + _CHUNK], x), training=False
+        )
+        for k in range(0, len(tree.flatten(x)[0]), _CHUNK)
+    ]
+    features = np.concatenate(chunks).astype(np.float64)
     rows = np.isfinite(features).all(1)
     if not rows.all():
         raise ValueError(
