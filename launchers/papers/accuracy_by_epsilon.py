@@ -6,7 +6,6 @@ all of them, or on their main public directions, whitened: a public subspace.
 
 import dataclasses
 import itertools
-import json
 import statistics
 import time
 
@@ -15,9 +14,10 @@ import numpy as np
 from tf_dpsub import files
 from tf_dpsub.accounting.statement import round_up
 from tf_dpsub.configs.best import cifar10, fashion_mnist, mnist, sst2
+from tf_dpsub.launchers.papers import published
 from tf_dpsub.launchers.papers.engine import feature_cache, neighbour_search
 from tf_dpsub.launchers.reports import figures, folder_page
-from tf_dpsub.launchers.terminal import durations, quiet
+from tf_dpsub.launchers.terminal import durations, program, quiet
 
 _DELTA = 1e-5
 _TUNING_SEED, _SEEDS = 0, (1, 2, 3, 4, 5)
@@ -36,71 +36,6 @@ _WIDEST = {"whiten"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Published:
-    """A published test accuracy.
-
-    Attributes:
-        accuracy: float, in percent.
-        epsilon: float.
-        what: string, the method.
-        source: string, a link.
-    """
-
-    accuracy: float
-    epsilon: float
-    what: str
-    source: str
-
-
-# As their authors' own pages give them, at δ = 1e-5.
-_SCATTERNET = "https://github.com/ftramer/Handcrafted-DP"
-_PUBLISHED = {
-    "mnist": (
-        Published(
-            accuracy=98.7,
-            epsilon=3,
-            what="ScatterNet, linear",
-            source=_SCATTERNET,
-        ),
-    ),
-    "fashion_mnist": (
-        Published(
-            accuracy=89.7,
-            epsilon=3,
-            what="ScatterNet, linear",
-            source=_SCATTERNET,
-        ),
-    ),
-    "cifar10": (
-        Published(
-            accuracy=72.3,
-            epsilon=1,
-            what="DP-RandP",
-            source="https://arxiv.org/abs/2306.06076",
-        ),
-        Published(
-            accuracy=69.3, epsilon=3, what="ScatterNet, CNN", source=_SCATTERNET
-        ),
-        Published(
-            accuracy=81.4,
-            epsilon=8,
-            what="Wide-ResNet-40",
-            source="https://arxiv.org/abs/2204.13650",
-        ),
-    ),
-    "sst2": (
-        Published(
-            accuracy=91.6,
-            epsilon=8,
-            what="RGP, RoBERTa-base",
-            source="https://github.com/dayu11/"
-            "Differentially-Private-Deep-Learning/tree/main/language",
-        ),
-    ),
-}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Task:
     """A data set with the features that `configs/best` has for it.
 
@@ -109,7 +44,7 @@ class Task:
         title: string.
         config: function without arguments that returns the config.
         held_out: int, training examples that settings are chosen on.
-        published: tuple of `Published`.
+        published: tuple of `published.Published`.
     """
 
     name: str
@@ -125,7 +60,7 @@ TASKS = tuple(
         title=title,
         config=module.get_config,
         held_out=held_out,
-        published=_PUBLISHED[name],
+        published=published.ACCURACIES[name],
     )
     for name, title, module, held_out in (
         ("mnist", "MNIST", mnist, 10_000),
@@ -268,7 +203,7 @@ class AccuracyByEpsilon:
                     self._write_results(folder, fraction, command)
         except KeyboardInterrupt:
             print("\nInterrupted; the same command goes on from here.")
-            return 130
+            return program.INTERRUPTED
         finally:
             self._write_results(folder, fraction, command)
         print(f"{folder}/table.md")
@@ -388,7 +323,7 @@ class _Trials:
             "largest_rank": self._cache.largest_rank,
             "steps": head.steps,
         }
-        files.write_text(file, json.dumps(facts, indent=2) + "\n")
+        files.write_json(file, facts)
         return facts
 
     def _score(self, setting):
@@ -410,7 +345,7 @@ class _Trials:
             split = split.held_out(self._point.task.held_out)
         result = train_head(split, setting, self._point.epsilon, seed)
         result |= {"setting": dataclasses.asdict(setting), "seed": seed}
-        files.write_text(file, json.dumps(result, indent=2) + "\n")
+        files.write_json(file, result)
         print(
             f"{name}: {100 * result['accuracy']:.2f} % in "
             f"{durations.text(result['seconds'])}",
@@ -530,9 +465,9 @@ def table(title, rows, fraction, command):
     if fraction != 1:
         lines += ["", f"Shortened: {fraction:g} of the steps."]
     for task in TASKS:
-        own = [r for r in rows if r.point.task == task]
-        if own:
-            lines += ["", f"## {task.title}", "", *_accuracies(task, own)]
+        task_rows = [r for r in rows if r.point.task == task]
+        if task_rows:
+            lines += ["", f"## {task.title}", "", *_accuracies(task, task_rows)]
     lines += ["", "## Settings", "", *_settings(rows)]
     return "\n".join(lines) + "\n"
 
@@ -542,17 +477,21 @@ def _accuracies(task, rows):
         f"| ε | {_SUBSPACE} | {_ALL_FEATURES}, same features | published |",
         "|---|---|---|---|",
     ]
-    for epsilon, own in itertools.groupby(rows, lambda r: r.point.epsilon):
-        by_method = {row.method: row for row in own}
+    for epsilon, rows_of_epsilon in itertools.groupby(
+        rows, lambda r: r.point.epsilon
+    ):
+        by_method = {row.method: row for row in rows_of_epsilon}
         cells = [
             _accuracy(by_method[m]) if m in by_method else "" for m in _METHODS
         ]
-        published = "; ".join(
-            f"{p.accuracy:g} ([{p.what}]({p.source}))"
-            for p in task.published
-            if p.epsilon == epsilon
+        cells.append(
+            "; ".join(
+                f"{p.accuracy:g} ([{p.what}]({p.source}))"
+                for p in task.published
+                if p.epsilon == epsilon
+            )
         )
-        lines.append(f"| {epsilon:g} | {' | '.join(cells)} | {published} |")
+        lines.append(f"| {epsilon:g} | {' | '.join(cells)} |")
     return lines
 
 
@@ -605,30 +544,23 @@ def _figure(title, rows):
         figures.tidy(axes)
         figures.subtitle(axes, task.title)
         for method, (colour, marker) in looks.items():
-            own = [
+            drawn = [
                 r for r in rows if r.point.task == task and r.method == method
             ]
-            if not own:
+            if not drawn:
                 continue
             axes.errorbar(
-                [r.point.epsilon for r in own],
-                [100 * r.mean for r in own],
-                yerr=[100 * (r.deviation or 0) for r in own],
+                [r.point.epsilon for r in drawn],
+                [100 * r.mean for r in drawn],
+                yerr=[100 * (r.deviation or 0) for r in drawn],
                 label=method,
                 color=colour,
                 marker=marker,
                 capsize=3,
             )
-        axes.set_xscale("log")
         ticks = sorted({r.point.epsilon for r in rows if r.point.task == task})
-        axes.set_xticks(ticks, [f"{e:g}" for e in ticks])
-        axes.minorticks_off()
+        figures.log_ticks(axes, {e: f"{e:g}" for e in ticks})
         axes.set_xlabel("ε")
     grid[0].set_ylabel("test accuracy, %")
-    canvas.legend(
-        *grid[0].get_legend_handles_labels(),
-        loc="outside right center",
-        frameon=False,
-        labelcolor=figures.INK,
-    )
+    figures.shared_legend(canvas, grid)
     return canvas
