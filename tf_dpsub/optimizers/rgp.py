@@ -4,14 +4,11 @@ Implementation of "Large Scale Private Learning via Low-rank Reparametrization"
 (Yu, Zhang, Chen, Yin, Liu, ICML 2021, Algorithms 1 and 2).
 """
 
-import functools
-from collections.abc import Callable
-
 import keras
 
 from tf_dpsub.optimizers.dpsgd import DPSGD
-from tf_dpsub.subspaces.carrier_bases import CarrierBases
-from tf_dpsub.subspaces.public_carrier_bases import PublicCarrierBases
+from tf_dpsub.subspaces.carrier_bases import check_saved_shapes
+from tf_dpsub.subspaces.public_carrier_bases import carrier_bases
 
 
 @keras.saving.register_keras_serializable("tf_dpsub")
@@ -108,21 +105,15 @@ class RGP(DPSGD):
                 "Expected one l2_norm_clip for RGP, got a clip for each layer: "
                 "carriers and the other weights are clipped as one vector."
             )
-        _check_public(carriers, x_public, y_public)
-        make: Callable[..., CarrierBases] = CarrierBases
-        if carriers == "public":
-            make = functools.partial(
-                PublicCarrierBases,
-                x_public=x_public,
-                y_public=y_public,
-                update_every=update_every,
-                allow_private=allow_private,
-            )
-        self._public_state = make(
+        self._public_state = carrier_bases(
             carriers=carriers,
             warmup_steps=warmup_steps,
             power_iterations=power_iterations,
             start=start,
+            x_public=x_public,
+            y_public=y_public,
+            update_every=update_every,
+            allow_private=allow_private,
         )
 
     carriers = property(lambda self: self.public_state.carriers)
@@ -132,26 +123,11 @@ class RGP(DPSGD):
 
     @property
     def description(self):
-        source = {
-            "history": f"the history of weights after {self.warmup_steps} "
-            "steps, of the weights before",
-            "weight": "weights",
-            "public": "gradients of public examples",
-            "random": "random carriers",
-        }[self.carriers]
-        return f"RGP, from {source}"
+        return f"RGP, from {self.public_state.source}"
 
     def build_for(self, model):
         self.public_state.find(model)
         super().build_for(model)
-
-    def build(self, variables):
-        if not self.public_state.of_variables:
-            raise RuntimeError(
-                "RGP was built without a model, whose layers hold the gradient "
-                "carriers. Compile a private model with it."
-            )
-        super().build(variables)
 
     @property
     def per_example_variables(self):
@@ -166,35 +142,8 @@ class RGP(DPSGD):
         if len(shapes) == len(self.variables):
             # A file of an earlier version, with the inner optimizer's.
             expected = [tuple(v.shape) for v in self.variables]
-        if shapes != expected:
-            raise ValueError(
-                "Expected the saved state of an RGP optimizer for the same "
-                "layers and ranks, got variables of other shapes: "
-                f"{_differences(shapes, expected)}. Reparametrize the model "
-                "with the ranks that it was saved with."
-            )
+        check_saved_shapes(shapes, expected)
         super().load_own_variables(store)
 
     def get_config(self):
         return {**super().get_config(), **self.public_state.get_config()}
-
-
-def _check_public(carriers, x_public, y_public):
-    if carriers == "public" and x_public is None:
-        raise ValueError(
-            "Expected x_public with carriers='public', got None. Pass the "
-            "inputs of public examples, and their targets as y_public."
-        )
-    if carriers != "public" and not (x_public is None and y_public is None):
-        raise ValueError(
-            "Expected public examples with carriers='public' alone, got "
-            f"carriers={carriers!r}. Leave x_public and y_public out, or pass "
-            "carriers='public'."
-        )
-
-
-def _differences(shapes, expected):
-    pairs = [
-        f"{a} instead of {b}" for a, b in zip(shapes, expected) if a != b
-    ] or [f"{len(shapes)} instead of {len(expected)} variables"]
-    return ", ".join(pairs[:3])

@@ -58,6 +58,17 @@ class CarrierBases(PublicState):
         self.start = start
         self.of_variables: list = []
 
+    @property
+    def source(self):
+        """What carriers come from, in words."""
+        return {
+            "history": f"the history of weights after {self.warmup_steps} "
+            "steps, of the weights before",
+            "weight": "weights",
+            "public": "gradients of public examples",
+            "random": "random carriers",
+        }[self.carriers]
+
     def find(self, model):
         """Finds the carriers of a model's kernels.
 
@@ -83,6 +94,11 @@ class CarrierBases(PublicState):
             self.of_variables = of_variables
 
     def build(self, optimizer):
+        if not self.of_variables:
+            raise RuntimeError(
+                "RGP was built without a model, whose layers hold the gradient "
+                "carriers. Compile a private model with it."
+            )
         self._seed_variable = seed_variable(optimizer, optimizer.seed)
         self._initial = [None] * len(self.of_variables)
         for k, carriers in enumerate(self.of_variables):
@@ -204,6 +220,29 @@ class CarrierBases(PublicState):
             "power_iterations": self.power_iterations,
             "start": self.start,
         }
+
+
+def check_saved_shapes(shapes: list, expected: list):
+    """Checks that saved variables are those of a model with equal carriers.
+
+    Args:
+        shapes: list of shapes, as saved.
+        expected: list of shapes.
+
+    Raises:
+        ValueError: if they differ.
+    """
+    if shapes == expected:
+        return
+    differences = [
+        f"{a} instead of {b}" for a, b in zip(shapes, expected) if a != b
+    ] or [f"{len(shapes)} instead of {len(expected)} variables"]
+    raise ValueError(
+        "Expected the saved state of an RGP optimizer for the same layers and "
+        "ranks, got variables of other shapes: "
+        f"{', '.join(differences[:3])}. Reparametrize the model with the ranks "
+        "that it was saved with."
+    )
 
 
 def orthonormal(directions, fill):

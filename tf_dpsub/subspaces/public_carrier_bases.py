@@ -15,6 +15,40 @@ from tf_dpsub.subspaces.public_gradients import PublicGradients, finite_factors
 _STORED = 2**26
 
 
+def carrier_bases(
+    *, carriers, x_public, y_public, update_every, allow_private, **settings
+) -> CarrierBases:
+    """The bases that follow what `carriers` names.
+
+    Args: as `CarrierBases` and `PublicCarrierBases`.
+
+    Raises:
+        ValueError: if an argument is out of range, or there are public
+            examples without `carriers="public"`, or the reverse.
+    """
+    if carriers != "public":
+        if not (x_public is None and y_public is None):
+            raise ValueError(
+                "Expected public examples with carriers='public' alone, got "
+                f"carriers={carriers!r}. Leave x_public and y_public out, or "
+                "pass carriers='public'."
+            )
+        return CarrierBases(carriers=carriers, **settings)
+    if x_public is None:
+        raise ValueError(
+            "Expected x_public with carriers='public', got None. Pass the "
+            "inputs of public examples, and their targets as y_public."
+        )
+    return PublicCarrierBases(
+        carriers=carriers,
+        x_public=x_public,
+        y_public=y_public,
+        update_every=update_every,
+        allow_private=allow_private,
+        **settings,
+    )
+
+
 class PublicCarrierBases(CarrierBases):
     """L and R of each kernel, along gradients of public examples.
 
