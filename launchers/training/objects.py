@@ -151,12 +151,14 @@ def public_inputs(config, loaded):
 
 
 def _feature_classifier(config, loaded):
-    """A head on features that are computed from public images alone."""
-    images = public_inputs(config, loaded)
+    """A head on features that are computed from public inputs alone."""
+    make = models.image_features
+    if len(loaded.input_shape) == 1:
+        make = models.vector_features
     features = construct(
-        functools.partial(models.image_features, images),
+        functools.partial(make, public_inputs(config, loaded)),
         config.features,
-        "image_features",
+        make.__name__,
     )
     return construct(
         models.feature_classifier,

@@ -10,6 +10,7 @@ import numpy as np
 
 from tf_dpsub import files
 from tf_dpsub.launchers.training import tasks
+from tf_dpsub.models import tokenizers
 
 # Number of texts tokenized at a time.
 _CHUNK = 4096
@@ -89,11 +90,8 @@ def _chunk(texts, preprocessor, is_generation):
         )
         targets = tasks.masked_targets(targets, weights)
         inputs = {**inputs, _TARGETS: targets}
-    elif texts.ndim == 2:
-        # Without y, a tuple would be taken for inputs and labels.
-        inputs = preprocessor(tuple(map(list, texts.T)), y=None)
     else:
-        inputs = preprocessor(list(texts))
+        inputs = tokenizers.preprocessed(preprocessor, texts)
     return {name: np.asarray(array) for name, array in inputs.items()}
 
 

@@ -48,6 +48,8 @@ class FullBatch:
 
     Attributes: as the arguments, with the values of the rule, and
         noise_multiplier: float, σ of a step.
+        noise: float, the standard deviation that one release of the whole
+            budget has in the mean gradient, in units of the clip.
 
     Raises:
         ValueError: if an argument is out of range.
@@ -83,12 +85,12 @@ class FullBatch:
             raise ValueError(f"Expected 0 <= momentum < 1, got {momentum}.")
         self.examples, self.epsilon, self.delta = examples, epsilon, delta
         self.l2_norm_clip, self.momentum = l2_norm_clip, momentum
-        noise = self._sigma(1) / examples
+        self.noise = self._sigma(1) / examples
         if steps is None:
-            steps = _FEW_STEPS if noise > _MUCH_NOISE else _MANY_STEPS
+            steps = _FEW_STEPS if self.noise > _MUCH_NOISE else _MANY_STEPS
         if learning_rate is None:
             share = _SHARE_FROM_START if public_start else 1.0
-            learning_rate = share * _RATE / noise
+            learning_rate = share * _RATE / self.noise
         check_positive("learning_rate", learning_rate)
         self.steps, self.learning_rate = steps, learning_rate
         self.noise_multiplier = self._sigma(steps)

@@ -160,9 +160,7 @@ class PrivateRidge:
             )
         self._charge(model, x, len(y), assumptions)
         classes = head.kernel.shape[1]
-        sums = self._sums(features, y, classes)
-        moments, products = self._released(sums, features.shape[1], classes)
-        head.kernel.assign(self._solution(moments, products))
+        head.kernel.assign(self._kernel(features, y, classes))
         if head.bias is not None:
             head.bias.assign(np.zeros(classes))
         model._carried_ledger.end_epoch()
@@ -190,6 +188,12 @@ class PrivateRidge:
         model.ledger.charge(entry, 1)
         model.ledger.settle()
         model._carried_ledger.begin_step()
+
+    def _kernel(self, features, labels, classes):
+        """The head `[k, K]` by a release that is charged elsewhere."""
+        sums = self._sums(features, labels, classes)
+        moments, products = self._released(sums, features.shape[1], classes)
+        return self._solution(moments, products)
 
     def _sums(self, features, labels, classes):
         """The sum of all contributions, a float64 vector."""

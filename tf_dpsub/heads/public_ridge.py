@@ -11,6 +11,8 @@ from tf_dpsub.data import public_origins
 from tf_dpsub.heads import linear_head
 from tf_dpsub.training import preprocessing
 
+# By which a solution is multiplied, so that its outputs are logits.
+SCALE = 10.0
 PURPOSE = "that the head was started from"
 # Multiples of the largest eigenvalue of the second moments.
 _REGULARIZATIONS = 10.0 ** np.arange(-5, 1.1, 0.25)
@@ -38,7 +40,7 @@ def fit_public_ridge(
     y,
     *,
     regularization: float | None = None,
-    scale: float = 10.0,
+    scale: float = SCALE,
     allow_private: bool = False,
 ) -> PublicRidge:
     """Starts the head of a classifier by ridge regression on public examples.
@@ -100,13 +102,9 @@ def fit_public_ridge(
     x = tree.map_structure(np.asarray, x)
     classes = head.kernel.shape[1]
     y = _checked_labels(y, len(tree.flatten(x)[0]), classes)
-    targets = np.eye(classes)[y] - 1 / classes  # [examples, K]
-    ridge = _Ridge(_features(model, head, x), targets)
+    ridge = Ridge(_features(model, head, x), y, classes)
     if regularization is None:
-        regularization = min(
-            _REGULARIZATIONS,
-            key=lambda r: np.sum((ridge.left_out(r) - targets) ** 2),
-        )
+        regularization = ridge.best_regularization()
     accuracy = np.mean(ridge.left_out(regularization).argmax(1) == y)
     public_origins.remember(
         x, head.trainable_variables, PURPOSE, allow_private=allow_private
@@ -117,21 +115,29 @@ def fit_public_ridge(
     return PublicRidge(float(regularization), float(accuracy))
 
 
-class _Ridge:
+class Ridge:
     """Ridge regressions of one set of examples.
 
     Args:
         features: float64 array `[examples, k]`.
-        targets: float64 array `[examples, K]`.
+        labels: int array `[examples]`.
+        classes: int, `K`.
     """
 
-    def __init__(self, features, targets):
+    def __init__(self, features, labels, classes):
         self._left, values, self._right = np.linalg.svd(
             features, full_matrices=False
         )
         self._values = values / values[0]
-        self._targets = targets
+        self._targets = np.eye(classes)[labels] - 1 / classes  # [examples, K]
         self._largest = values[0]
+
+    def best_regularization(self):
+        """That with the smallest squared error of examples left out."""
+        return min(
+            _REGULARIZATIONS,
+            key=lambda r: np.sum((self.left_out(r) - self._targets) ** 2),
+        )
 
     def solution(self, regularization):
         """Weights `[k, K]`."""

@@ -8,6 +8,7 @@ from tf_dpsub.models.cnn import gep_mnist_cnn, mnist_cnn
 from tf_dpsub.models.feature_classifier import (
     feature_classifier,
     image_features,
+    vector_features,
 )
 from tf_dpsub.models.language_models import (
     bert_classifier,
@@ -42,6 +43,7 @@ __all__ = [
     "roberta_classifier",
     "sentence_classifier",
     "train_only",
+    "vector_features",
     "wide_resnet_gn",
     "wrn28_2_gn",
     "wrn28_4_gn",

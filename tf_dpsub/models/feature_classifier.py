@@ -138,14 +138,68 @@ def image_features(
     features = parts[0]
     if len(parts) > 1:
         features = keras.layers.Concatenate()(parts)
+    return _scaled(
+        inputs,
+        features,
+        public_images,
+        (rank, whiten),
+        allow_private,
+        "image_features",
+    )
+
+
+def vector_features(
+    public_vectors,
+    *,
+    rank: int | None = None,
+    whiten: float = 0.5,
+    allow_private: bool = False,
+):
+    """Scales vectors, such as stored embeddings, by public ones.
+
+    Vectors are normalised by the statistics of public ones; and, with a rank,
+    projected on their main public directions and whitened.
+
+    Formal guarantees: as of `image_features`.
+
+    Args:
+        public_vectors: array `[examples, numbers]`, without labels.
+        rank: int, number of public directions that are kept. Defaults to
+            `None`, all numbers.
+        whiten: float in [0, 1], exponent by which public variances are divided
+            out, with a rank. Defaults to `0.5`.
+        allow_private: bool, as for `image_features`. Defaults to `False`.
+
+    Returns:
+        A built `keras.Model`, from vectors to `[batch, features]`.
+
+    Raises:
+        ValueError: if an argument is out of range, or vectors are not finite,
+            all alike, of another shape or too few.
+    """
+    normalization = PublicNormalization.from_features(public_vectors)
+    inputs = keras.Input(public_vectors.shape[1:])
+    return _scaled(
+        inputs,
+        normalization(inputs),
+        public_vectors,
+        (rank, whiten),
+        allow_private,
+        "vector_features",
+    )
+
+
+def _scaled(inputs, features, public, scales, allow_private, name):
+    """The model of features that are projected as public ones tell."""
+    rank, whiten = scales
     if rank is not None:
-        public = keras.Model(inputs, features).predict(public_images, verbose=0)
-        features = PublicProjection.from_features(public, rank, whiten=whiten)(
+        outputs = keras.Model(inputs, features).predict(public, verbose=0)
+        features = PublicProjection.from_features(outputs, rank, whiten=whiten)(
             features
         )
-    model = keras.Model(inputs, features, name="image_features")
+    model = keras.Model(inputs, features, name=name)
     public_origins.remember(
-        public_images, model.weights, PURPOSE, allow_private=allow_private
+        public, model.weights, PURPOSE, allow_private=allow_private
     )
     return model
 

@@ -2,7 +2,7 @@
 
 from tf_dpsub import extras
 from tf_dpsub.data import public_origins
-from tf_dpsub.models import hugging_face, language_models
+from tf_dpsub.models import hugging_face, language_models, tokenizers
 from tf_dpsub.models.feature_classifier import PURPOSE
 
 _MAKERS = {
@@ -97,14 +97,7 @@ def sentence_classifier(
             folder=folder,
             sequence_length=sequence_length,
         )
-    texts = list(public_texts)
-    if tuple(input_shape) == (2,):
-        # Without y, a tuple would be taken for inputs and labels.
-        tokens = plain.preprocessor(
-            tuple(map(list, zip(*texts, strict=True))), y=None
-        )
-    else:
-        tokens = plain.preprocessor(texts)
+    tokens = tokenizers.preprocessed(plain.preprocessor, public_texts)
     model = SentenceClassifier(
         plain.backbone,
         num_classes,

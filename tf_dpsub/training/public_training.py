@@ -51,7 +51,8 @@ def fit_public(
         batch_size: int, at most as many examples as there are. Defaults to
             `64`.
         learning_rate: float, the first one. Defaults to `3e-3`.
-        seed: int, of the order of examples. Defaults to `None`, fresh entropy.
+        seed: int, of the order of examples and of `"affine"`. Defaults to
+            `None`, fresh entropy.
         allow_private: bool, whether some of them may be private examples. The
             statement then says that epsilon does not cover these. Defaults to
             `False`.
@@ -106,7 +107,7 @@ def fit_public(
         .repeat()
         .batch(min(batch_size, count), drop_remainder=True)
     )
-    augment = _augmentation(augmentation)
+    augment = _augmentation(augmentation, seed)
     if augment is not None:
         batches = batches.map(lambda x, y: (augment(x), y))
     public_origins.remember(
@@ -150,7 +151,7 @@ def _trained_weights(model):
     ]
 
 
-def _augmentation(augmentation):
+def _augmentation(augmentation, seed):
     """A function of a batch of inputs, or None."""
     if augmentation is None:
         return None
@@ -161,11 +162,12 @@ def _augmentation(augmentation):
             "Expected augmentation to be 'affine', a function, a layer or "
             f"None, got {augmentation!r}."
         )
+    own = {"fill_mode": "constant", "seed": seed}
     layers = [
-        keras.layers.RandomShear(0.2, 0.2, fill_mode="constant"),
-        keras.layers.RandomRotation(15 / 360, fill_mode="constant"),
-        keras.layers.RandomZoom(0.12, 0.12, fill_mode="constant"),
-        keras.layers.RandomTranslation(0.1, 0.1, fill_mode="constant"),
+        keras.layers.RandomShear(0.2, 0.2, **own),
+        keras.layers.RandomRotation(15 / 360, **own),
+        keras.layers.RandomZoom(0.12, 0.12, **own),
+        keras.layers.RandomTranslation(0.1, 0.1, **own),
     ]
 
     def augment(images):
