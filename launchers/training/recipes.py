@@ -1,11 +1,12 @@
 """Recipes: the settings that they give a config, and advice to use one."""
 
+import importlib
+
 from tf_dpsub import heads
 from tf_dpsub.launchers.training.config_checks import choose, construct
+from tf_dpsub.planning.rules import LEAST_EPSILON_FROM_SCRATCH
 from tf_dpsub.primitives import clipping
 
-# Below this epsilon, noise hides the features that a model would have to learn.
-_LEAST_EPSILON_FROM_SCRATCH = 1.0
 # Configs of configs/best, by data set.
 _RECIPES = {
     "cifar10": "cifar10",
@@ -13,6 +14,13 @@ _RECIPES = {
     "fashion_mnist": "fashion_mnist",
     "glue/sst2": "sst2",
     "mnist": "mnist",
+}
+# That of other data sets, by the kind of their inputs.
+_RECIPES_OF_KINDS = {
+    "coloured images": "cifar10",
+    "grey images": "mnist",
+    "texts": "sst2",
+    "vectors": "mnist",
 }
 
 
@@ -72,27 +80,59 @@ def advice(config, loaded, epsilon: float) -> str | None:
         A string; None where no recipe is recommended.
     """
     is_image = not loaded.is_text and len(loaded.input_shape) == 3
-    is_pretrained = any(
+    if (
+        epsilon >= LEAST_EPSILON_FROM_SCRATCH
+        or has_features(config)
+        or not (is_image or loaded.is_text)
+    ):
+        return None
+    cure = "docs/frozen_features.md"
+    if config.dataset in _RECIPES:
+        cure = f"--config={path(config.dataset)}"
+    return (
+        f"{config.model} learns from scratch, which at ε = {epsilon:.2g} "
+        "leaves it far behind a private head on features that cost no "
+        f"privacy: try {cure}"
+    )
+
+
+def has_features(config) -> bool:
+    """Whether a config's model begins with features that were learned before.
+
+    Args:
+        config: `ml_collections.ConfigDict`.
+    """
+    return any(
         (
             config.model in ("feature_classifier", "sentence_classifier"),
             config.initial_weights is not None,
             {"preset", "folder"} & set(config.model_kwargs),
         )
     )
-    if (
-        epsilon >= _LEAST_EPSILON_FROM_SCRATCH
-        or is_pretrained
-        or not (is_image or loaded.is_text)
-    ):
-        return None
-    recipe = _RECIPES.get(config.dataset)
-    cure = (
-        f"--config=configs/best/{recipe}.py"
-        if recipe
-        else "docs/frozen_features.md"
-    )
-    return (
-        f"{config.model} learns from scratch, which at ε = {epsilon:.2g} "
-        "leaves it far behind a private head on features that cost no "
-        f"privacy: try {cure}"
-    )
+
+
+def path(dataset: str, kind: str | None = None) -> str:
+    """The file of the recipe for a data set.
+
+    Args:
+        dataset: string.
+        kind: string, of its inputs, as `tf_dpsub.planning.Recommendation` has
+            it, where it has no recipe of its own. Defaults to `None`.
+    """
+    name = _RECIPES.get(dataset)
+    if name is None and kind is not None:
+        name = _RECIPES_OF_KINDS[kind]
+    return f"configs/best/{name}.py"
+
+
+def config_at(path: str):
+    """The config of a recipe.
+
+    Args:
+        path: string, as `path` returns it.
+
+    Returns:
+        `ml_collections.ConfigDict`.
+    """
+    name = path.removesuffix(".py").replace("/", ".")
+    return importlib.import_module(f"tf_dpsub.{name}").get_config()

@@ -11,6 +11,7 @@ from tests.models.checkpoints import write
 from tf_dpsub import data, heads
 from tf_dpsub.data import public_origins
 from tf_dpsub.launchers.training import objects, recipes, training_run
+from tf_dpsub.planning import rules
 
 _NAMES = ("cifar10", "digits", "fashion_mnist", "mnist", "sst2")
 
@@ -41,6 +42,28 @@ def test_recipe(name):
     rate = head.learning_rate / head.l2_norm_clip
     assert config.learning_rate == pytest.approx(rate)
     assert config.accountant == "pld"
+
+
+@pytest.mark.parametrize(
+    "name, kind, public",
+    [
+        ("mnist", "grey images", 2000),
+        ("fashion_mnist", "grey images", 2000),
+        ("cifar10", "coloured images", 2000),
+        ("digits", "grey images", 200),
+    ],
+)
+def test_recipe_is_what_the_rules_have_first(name, kind, public):
+    """Without labels, for so many public images, and much noise."""
+    situation = rules.Situation(kind=kind, noise=1e-3, public=public)
+    features = _config(name).features
+    (first, *_), (whiten, *_) = (
+        rules.rule_of(table, situation).choices
+        for table in (rules.REPRESENTATIONS, rules.WHITENING)
+    )
+    assert first == " and ".join(features.kinds)
+    assert features.get("whiten", 1.0) == whiten
+    assert rules.ranks(situation, None)[0] == features.rank
 
 
 @pytest.mark.slow

@@ -97,3 +97,17 @@ def test_training_texts_from_scratch_through_much_noise():
 def test_nothing_to_advise(loaded, epsilon, changes):
     config = _config(loaded.name, **changes)
     assert recipes.advice(config, loaded, epsilon) is None
+
+
+@pytest.mark.parametrize(
+    "dataset, kind, name",
+    [
+        ("fashion_mnist", "grey images", "fashion_mnist"),
+        ("svhn_cropped", "coloured images", "cifar10"),
+        ("vectors.npz", "vectors", "mnist"),
+    ],
+)
+def test_config_of_a_recipe(dataset, kind, name):
+    path = recipes.path(dataset, kind)
+    assert path == f"configs/best/{name}.py"
+    assert recipes.config_at(path).recipe == "full_batch"
