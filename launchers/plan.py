@@ -1,13 +1,21 @@
-"""Recommends a private method for a model, from public examples alone.
+"""Tells how to come to a private model, from public examples alone.
 
     tf-dpsub plan --config=configs/digits_dpsgd.py \\
         --config.public_examples=200 --workdir=out/plan
 
-For each method, rank and clip it predicts the signal-to-noise ratio of a step,
-and the alignment of the mean release over the run with the gradient. It
-measures time and memory of a step, recommends a method with its settings, and
-says why. `report.html`, `plan.json`, `table.md` and `plan.png` are written to
-the workdir. `--dry_run` says what would be compared.
+First it recommends a representation that costs no privacy, a start, and
+whether a head or all layers are trained, for n, epsilon and delta of the
+config: by a simulation on labelled public examples, and by rules from
+experiments where there are none. The command that trains so is printed.
+
+Then it compares mechanisms for the config's own model. It predicts, for each
+method, rank and clip, the signal-to-noise ratio of a step, and how well the
+mean of what the run releases is aligned with the gradient; measures time and
+memory of a step; and recommends a method with its settings. This needs labels;
+--nomechanisms leaves it out.
+
+`report.html`, `plan.json`, `table.md` and `plan.png` are written to the
+workdir. `--dry_run` says what would be compared.
 
 No private data is read: of the private examples only their number counts.
 Gradients are those of labelled public examples: of `public_examples` of the
@@ -55,6 +63,9 @@ _SIMULATED_STEPS = flags.DEFINE_integer(
     "simulated_steps", 1000, "Steps on public examples, at most."
 )
 _COST = flags.DEFINE_bool("cost", True, "Measure time and memory of steps.")
+_MECHANISMS = flags.DEFINE_bool(
+    "mechanisms", True, "Compare mechanisms for the config's own model."
+)
 
 
 def main():
@@ -65,20 +76,53 @@ def main():
     if DRY_RUN.value:
         print(announcement(config, arguments))
         return
-    plan = _make_plan(config, arguments)
-    training = training_command(
-        plan.recommended,
-        plan.batch_size,
-        config,
-        [text for text in sys.argv[1:] if text.startswith("--config")],
-    )
+    _check(arguments["search"])
+    own_flags = [text for text in sys.argv[1:] if text.startswith("--config")]
+    advice, advised = _advice(config)
+    plan, training = None, None
+    if advice is None or _compares_mechanisms(config):
+        plan = _make_plan(config, arguments)
+        training = training_command(
+            plan.recommended, plan.batch_size, config, own_flags
+        )
     write(
         plan,
         config,
         pathlib.Path(WORKDIR.value),
         program.command("plan"),
         training,
+        advice,
+        advised,
     )
+
+
+def _advice(config):
+    """The recommendation of an approach, and the command that follows it."""
+    from tf_dpsub.launchers.training import config_plan
+
+    advice = config_plan.recommendation_of(config, _LABELLED.value, _MOST.value)
+    if advice is None:
+        return None, None
+    command = None
+    if _LABELLED.value == "public":
+        command = config_plan.command_of(advice, config)
+    return advice, command
+
+
+def _compares_mechanisms(config):
+    """Whether mechanisms are compared: on request, where there are labels."""
+    from tf_dpsub.launchers.training import objects
+
+    has_labels = _LABELLED.value == "test" or objects.labelled_public(config)
+    # The mechanism is a part of a recipe.
+    return _MECHANISMS.value and has_labels and config.recipe is None
+
+
+def _check(search):
+    """Checks what is compared before anything takes time."""
+    from tf_dpsub import planning
+
+    planning.SearchSpace(**search)
 
 
 def _plan_arguments():
@@ -112,6 +156,7 @@ def announcement(config, arguments):
     lines = {
         "examples": f"{_MOST.value:,} at most, of the "
         + {"public": "public ones", "test": "test split"}[_LABELLED.value],
+        "approach": "representation, start and head, from public examples",
         "methods": ", ".join(search.get("methods", PLANNED)),
         "ranks": f"{_listed(search['ranks'])} of subspaces, "
         f"{_listed(search['carrier_ranks'])} of carriers",
@@ -199,34 +244,86 @@ def _numbers(name, texts, kind):
     return values
 
 
-def write(plan, config, folder, command, training=None):
+def write(
+    plan, config, folder, command, training=None, advice=None, advised=None
+):
     """Writes a plan as JSON, as a table and as a figure, and prints it.
 
     Args:
-        plan: `tf_dpsub.planning.Plan`.
+        plan: `tf_dpsub.planning.Plan`, or None if no mechanisms were compared.
         config: `ml_collections.ConfigDict`.
         folder: `pathlib.Path`.
         command: string, the command line that made it.
-        training: string, the command line that trains as it recommends.
+        training: string, the command line that trains as the plan recommends.
             Defaults to `None`.
+        advice: `tf_dpsub.planning.Recommendation`. Defaults to `None`.
+        advised: string, the command line that follows the advice. Defaults to
+            `None`.
     """
     files.make_folder(folder)
-    text = markdown(plan, config, command, training)
+    text = markdown(plan, config, command, training, advice, advised)
     files.write_text(folder / "table.md", text)
-    files.write_json(
-        folder / "plan.json", dataclasses.asdict(plan), default=str
+    parts = {} if plan is None else dataclasses.asdict(plan)
+    if advice is not None:
+        parts["recommendation"] = dataclasses.asdict(advice)
+    files.write_json(folder / "plan.json", parts, default=str)
+    folder_page.write_with_figures(
+        folder, {"plan": lambda: draw(plan, config, advice)}
     )
-    folder_page.write_with_figures(folder, {"plan": lambda: draw(plan, config)})
     print(text)
 
 
-def markdown(plan, config, command, training=None):
-    """The plan as Markdown: recommendation, reasons, all candidates."""
+def markdown(plan, config, command, training=None, advice=None, advised=None):
+    """The plan as Markdown, beginning with what is recommended.
+
+    Args: as `write`.
+    """
+    title = f"Plan: {config.dataset}, {config.model}"
+    lines = folder_page.heading(title, command)
+    if advice is not None:
+        lines += _of_advice(advice, advised)
+    if plan is not None:
+        if advice is not None:
+            lines += [f"## Mechanisms for {config.model}", ""]
+        lines += _of_mechanisms(plan, training)
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _of_advice(advice, advised):
+    """Lines on representation, start and head."""
+    budget = f"epsilon = {advice.epsilon:.4g}, n = {advice.examples:,}"
+    lines = [
+        f"**{advice.recommended.name}**: recommended for {budget}.",
+        "",
+        *(f"- {reason}" for reason in advice.reasons),
+        "",
+        "No private example was read. To train it:",
+        "",
+    ]
+    if advised is not None:
+        lines += ["```sh", advised, "```"]
+    else:
+        lines += ["```python", advice.code.rstrip(), "```"]
+    lines.append("")
+    simulated = [a for a in advice.approaches if a.accuracy is not None]
+    if simulated:
+        lines += [
+            "| approach, in the order of the rules | simulated accuracy |",
+            "|---|---|",
+            *(
+                f"| {a.name} | {100 * a.accuracy:.1f} ± "
+                f"{100 * a.standard_error:.1f} % |"
+                for a in simulated
+            ),
+            "",
+        ]
+    return lines
+
+
+def _of_mechanisms(plan, training):
+    """Lines on mechanisms for the config's own model."""
     chosen = plan.recommended
     lines = [
-        *folder_page.heading(
-            f"Plan: {config.dataset}, {config.model}", command
-        ),
         f"**{chosen.name}**: clip {chosen.l2_norm_clip:g}, noise multiplier "
         f"{chosen.noise_multiplier:.4g}, batches of {plan.batch_size:,}.",
         "",
@@ -251,40 +348,93 @@ def markdown(plan, config, command, training=None):
             f"| {c.name} | {c.l2_norm_clip:g} | {100 * c.kept:.0f} % | "
             f"{c.snr:.2g} | {c.alignment:.2f} | {time} | {memory} |"
         )
-    return "\n".join(lines) + "\n"
+    return lines
 
 
-def draw(plan, config):
-    """Figure of alignment by method and by rank, and noise by batch size."""
-    has_sizes = len(plan.batch_noise) > 1
+def draw(plan, config, advice=None):
+    """Figure of simulated accuracies, and of mechanisms.
+
+    These are alignment by method and by rank, and noise by batch size.
+
+    Args:
+        plan: as for `write`.
+        config: `ml_collections.ConfigDict`.
+        advice: as for `write`. Defaults to `None`.
+
+    Returns:
+        A figure; None where there is nothing to draw.
+    """
+    panels = []
+    if advice is not None and advice.recommended.accuracy is not None:
+        panels.append(lambda axes: _by_approach(axes, advice))
+    if plan is not None:
+        panels += [
+            lambda axes: _by_method(axes, plan),
+            lambda axes: _by_rank(axes, plan),
+        ]
+        if len(plan.batch_noise) > 1:
+            panels.append(lambda axes: _by_batch(axes, plan))
+    if not panels:
+        return None
     canvas = figures.new(
-        12 if has_sizes else 9, 4, f"Plan: {config.dataset}, {config.model}"
+        1.5 + 3.5 * max(2, len(panels)),
+        4,
+        f"Plan: {config.dataset}, {config.model}",
     )
-    grid = canvas.subplots(1, 3 if has_sizes else 2)
+    grid = canvas.subplots(1, len(panels), squeeze=False)[0]
+    for axes, panel in zip(grid, panels):
+        figures.tidy(axes)
+        panel(axes)
+    return canvas
+
+
+def _by_approach(axes, advice):
+    """Draws the best simulated accuracy of each representation."""
+    best = {}
+    for approach in [advice.recommended, *advice.approaches]:
+        name = approach.representation
+        if approach.trained == "all layers":
+            name = approach.trained
+        if name not in best or (
+            best[name] is not advice.recommended
+            and approach.accuracy > best[name].accuracy
+        ):
+            best[name] = approach
+    names = list(best)[::-1]
+    axes.barh(
+        names,
+        [100 * best[name].accuracy for name in names],
+        color=[
+            figures.BLUE if best[n] is advice.recommended else figures.GREY
+            for n in names
+        ],
+    )
+    axes.set_xlim(0, 100)
+    axes.set_xlabel("simulated accuracy, %")
+    axes.grid(axis="y", visible=False)
+    figures.subtitle(axes, "best of each representation")
+
+
+def _by_method(axes, plan):
+    """Draws the alignment of the best candidate of each method."""
     best = plan.best[::-1]
-    grid[0].barh(
+    axes.barh(
         [c.name for c in best],
         [c.alignment for c in best],
         color=[COLOURS[c.method] for c in best],
     )
     for place, candidate in enumerate(best):
-        grid[0].text(
+        axes.text(
             candidate.alignment + 0.01,
             place,
             f"{candidate.alignment:.2f}",
             va="center",
             color=figures.INK,
         )
-    grid[0].set_xlim(0, 1.1)
-    grid[0].set_xlabel("alignment with the gradient, over the run")
-    figures.subtitle(grid[0], "best of each method")
-    _by_rank(grid[1], plan)
-    if has_sizes:
-        _by_batch(grid[2], plan)
-    for axes in grid:
-        figures.tidy(axes)
-    grid[0].grid(axis="y", visible=False)
-    return canvas
+    axes.set_xlim(0, 1.1)
+    axes.set_xlabel("alignment with the gradient, over the run")
+    axes.grid(axis="y", visible=False)
+    figures.subtitle(axes, "best of each method")
 
 
 def _by_rank(axes, plan):

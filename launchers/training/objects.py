@@ -81,16 +81,19 @@ def strategy(config):
     return choose(_STRATEGIES, config.distribution, "a distribution")()
 
 
+def labelled_public(config) -> int:
+    """Number of labelled public examples that a config takes of its data."""
+    own = 0 if config.public_data else config.public_examples
+    return max(own, config.ridge_start_examples)
+
+
 def dataset(config):
     """Loads the data that a config names, as a `tf_dpsub.data.Dataset`."""
     return _load(
         config.dataset,
         config.data_dir,
         private=config.private_examples,
-        public=max(
-            0 if config.public_data else config.public_examples,
-            config.ridge_start_examples,
-        ),
+        public=labelled_public(config),
         seed=config.seed,
     )
 

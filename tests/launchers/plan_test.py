@@ -1,5 +1,6 @@
 """The planner for a config: what it reads, writes and refuses."""
 
+import dataclasses
 import json
 import shlex
 
@@ -8,6 +9,7 @@ import pytest
 
 from tests.launchers.digits import digits_config
 from tests.launchers.programs import run_here, run_program
+from tf_dpsub import accounting
 from tf_dpsub.launchers import plan
 from tf_dpsub.launchers.training import config_plan
 from tf_dpsub.planning import Candidate
@@ -136,6 +138,7 @@ def test_dry_run_says_what_would_be_compared(tmp_path):
     assert lines["methods"] == "DP-SGD, RGP"
     assert lines["ranks"].endswith("of subspaces, 4 of carriers")
     assert lines["batches"] == "of the best size"
+    assert lines["approach"].startswith("representation, start and head")
     assert not workdir.exists()
 
 
@@ -189,10 +192,21 @@ class TestProgram:
         saved_plan = json.loads((folder / "plan.json").read_text("utf-8"))
         chosen = saved_plan["recommended"]
         text = (folder / "table.md").read_text("utf-8")
+        approach = saved_plan["recommendation"]["recommended"]
+        assert approach["representation"] == "scattering"
+        # It comes before mechanisms.
+        first, _, text_of_mechanisms = text.partition("## Mechanisms for mlp")
+        assert "FullBatch head on scattering" in first
+        assert "--config=configs/best/digits.py" in first
+        assert "--config.ridge_start_examples=200" in first
         assert text in process.stdout
         assert f"**{chosen['method']}" in text
         assert "no private example was read" in text
-        rows = [line for line in text.splitlines() if line.startswith("| ")]
+        rows = [
+            line
+            for line in text_of_mechanisms.splitlines()
+            if line.startswith("| ")
+        ]
         # Three clips of DP-SGD, of carriers, and of two ranks.
         assert len(rows) == 1 + 3 * (1 + 1 + 2)
         assert "Per-example gradients" not in process.stderr
@@ -236,3 +250,100 @@ def test_figure_without_several_batch_sizes():
         search={"methods": ("DP-SGD", "B-GEP"), "ranks": (4,)},
     )
     assert len(plan.draw(small_plan, config()).axes) == 2
+
+
+def advice_for(own, **changes):
+    """A recommendation for a config, with some fields changed."""
+    # Without labels nothing is simulated.
+    own = own.copy_and_resolve_references()
+    own.random_public_labels = True
+    advice = config_plan.recommendation_of(own)
+    chosen = dataclasses.replace(advice.recommended, **changes)
+    return dataclasses.replace(advice, recommended=chosen)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    path = tmp_path_factory.mktemp("images") / "images.npz"
+    generator = np.random.default_rng(0)
+    np.savez(path, images=generator.integers(0, 256, (60, 8, 8, 3), np.uint8))
+    return str(path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [{"rank": 20, "whiten": 0.5}, {"rank": None, "whiten": 0.0}],
+    ids=["directions", "z-scores"],
+)
+def test_command_of_a_head(changes, images, tmp_path):
+    """It starts at the ridge solution, on features of the file."""
+    own = config(
+        public_data=images,
+        public_examples=0,
+        ridge_start_examples=30,
+        epsilon=0.7,
+    )
+    advice = advice_for(own, start="ridge", mechanism="FullBatch", **changes)
+    command = config_plan.command_of(advice, own)
+    _, name, *flags = shlex.split(command)
+    assert flags[0] == "--config=configs/best/digits.py"
+    done = run_here(name, *flags, "--dry_run", f"--workdir={tmp_path / 'run'}")
+    assert done.returncode == 0, done.stderr
+    assert "feature_classifier" in done.stdout
+    assert "30 public" in done.stdout
+    assert "DPSGD around SGD" in done.stdout
+    assert "(PLD)" in done.stdout
+
+
+@pytest.mark.parametrize("mechanism", ["PrivateRidge", "DP-SGD"])
+def test_no_command_for_what_no_config_describes(mechanism):
+    advice = advice_for(config(), mechanism=mechanism)
+    assert config_plan.command_of(advice, config()) is None
+
+
+def test_recommendation_reads_no_private_example(tmp_path):
+    found = []
+    for name, changes in (
+        ("one", {}),
+        ("other", {"x_train": np.ones((80, 6))}),
+    ):
+        file = arrays(tmp_path / f"{name}.npz", **changes)
+        own = config(dataset=file, public_examples=0, batch_size=16)
+        found.append(config_plan.recommendation_of(own, "test"))
+    assert found[0] == found[1]
+    assert found[0].recommended.representation == "inputs"
+
+
+def test_unlabelled_images_are_enough(images, tmp_path):
+    done = run_here(
+        "plan",
+        "--config=configs/digits_dpsgd.py",
+        f"--config.public_data={images}",
+        f"--workdir={tmp_path / 'plan'}",
+    )
+    assert done.returncode == 0, done.stderr
+    assert "no labels to simulate with" in done.stdout
+    assert "## Mechanisms" not in done.stdout
+    found = json.loads((tmp_path / "plan" / "plan.json").read_text("utf-8"))
+    assert list(found) == ["recommendation"]
+    assert (tmp_path / "plan" / "report.html").exists()
+
+
+def test_other_inputs_have_no_recommendation(tmp_path):
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(120, 4, 2)).astype("float32")
+    file = arrays(tmp_path / "series.npz", x_train=x[:80], x_test=x[80:])
+    assert config_plan.recommendation_of(config(dataset=file)) is None
+
+
+def test_noise_multiplier_stands_for_its_epsilon():
+    own = config(epsilon=None, noise_multiplier=2.0, random_public_labels=True)
+    advice = config_plan.recommendation_of(own)
+    spent = accounting.epsilon(
+        noise_multiplier=2.0,
+        sampling_rate=own.batch_size / advice.examples,
+        steps=own.epochs * -(-advice.examples // own.batch_size),
+        delta=1e-5,
+    )
+    assert advice.epsilon == pytest.approx(spent)

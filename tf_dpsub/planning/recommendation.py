@@ -186,7 +186,10 @@ def recommend(
     few = x is None or len(x) < rules.FEW_PUBLIC
     is_scaled_by_others = others is not None and few
     scaling = others if is_scaled_by_others else x
-    head = heads.FullBatch(examples, epsilon, delta)
+    head, head_from_ridge = (
+        heads.FullBatch(examples, epsilon, delta, public_start=is_started)
+        for is_started in (False, True)
+    )
     situation = Situation(
         kind=representations.kind_of(scaling),
         noise=head.noise,
@@ -218,7 +221,7 @@ def recommend(
             x,
             labels,
             classes,
-            head,
+            {"zero": head, "ridge": head_from_ridge},
             model,
             seed,
         )
@@ -242,7 +245,9 @@ def recommend(
         kind=situation.kind,
         approaches=approaches,
         recommended=chosen,
-        settings=_settings(chosen, head),
+        settings=_settings(
+            chosen, head_from_ridge if chosen.start == "ridge" else head
+        ),
         noise=head.noise,
         public_accuracy=public_accuracy,
         reasons=reasons,
@@ -408,14 +413,14 @@ class _Simulation:
         x: array, labelled public inputs.
         labels: int array.
         classes: int.
-        head: `heads.FullBatch` of the run.
+        by_start: dict from starts to the `heads.FullBatch` of the run.
         model: as for `recommend`.
         seed: int.
     """
 
-    def __init__(self, features, x, labels, classes, head, model, seed):
+    def __init__(self, features, x, labels, classes, by_start, model, seed):
         self._features, self._x, self._labels = features, x, labels
-        self._classes, self._head, self._model = classes, head, model
+        self._classes, self._by_start, self._model = classes, by_start, model
         self._seed = seed
         order = np.random.default_rng(seed).permutation(len(labels))
         parts = np.array_split(order, _PARTS)
@@ -477,8 +482,13 @@ class _Simulation:
                 inputs = labelled
                 if rank is not None:
                     inputs = scales.function(rank, whiten)(labelled)
-                start = public_ridge.SCALE * public_ridge.ridge(
-                    inputs[rest], self._labels[rest], self._classes
+                ridge = public_ridge.Ridge(
+                    inputs[rest].astype(np.float64),
+                    self._labels[rest],
+                    self._classes,
+                )
+                start = public_ridge.SCALE * ridge.solution(
+                    ridge.best_regularization()
                 )
                 kernels = {(representation, rank, whiten): start}
                 for approach in members:
@@ -508,18 +518,17 @@ class _Simulation:
                 features,
                 labels,
                 self._classes,
-                self._one_release * len(labels) / self._head.examples,
+                len(labels) * self._by_start["zero"].noise,
                 self._seed + part,
             )
         start = ridge if approach.start == "ridge" else np.zeros_like(ridge)
         return simulated_heads.full_batch(
-            features, labels, start, self._head, np.random.default_rng(seed)
+            features,
+            labels,
+            start,
+            self._by_start[approach.start],
+            np.random.default_rng(seed),
         )
-
-    @property
-    def _one_release(self):
-        """The noise multiplier of a single release of the budget."""
-        return self._head.noise * self._head.examples
 
     def _of_layers(self):
         """All layers after public training, which private training follows."""
@@ -694,8 +703,9 @@ def _code(chosen, head, public, shape, text_encoder):
                 f"tf_dpsub.heads.PrivateRidge({budget}).fit(model, x, y)"
             )
         else:
+            start = ", public_start=True" * (chosen.start == "ridge")
             lines += [
-                f"head = tf_dpsub.heads.FullBatch(len(x), {budget})",
+                f"head = tf_dpsub.heads.FullBatch(len(x), {budget}{start})",
                 "model.compile(",
                 f"    head.optimizer(), {_LOSS}",
                 ")",

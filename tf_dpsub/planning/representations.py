@@ -26,6 +26,8 @@ _KINDS = {
 }
 # Words of a dictionary of patches, by the number of channels.
 _WORDS = {1: 100, 3: 400}
+# A thing in a photograph may look either way, a letter may not.
+_MIRROR = {1: False, 3: True}
 # The smallest images of which all kinds of features can be computed.
 _LEAST_SIDE = 8
 
@@ -151,6 +153,7 @@ class Representations:
                     self._scaling,
                     kinds=_KINDS[name],
                     words=_WORDS[self._scaling.shape[-1]],
+                    mirror=_MIRROR[self._scaling.shape[-1]],
                     seed=self._seed,
                 )
             )
@@ -282,7 +285,8 @@ def code(approach, public: str, shape: tuple, text_encoder: dict | None):
         lines = [
             "features = tf_dpsub.models.image_features(",
             f"    {public}, kinds={_KINDS[name]},",
-            f"    words={_WORDS[shape[-1]]}, {scales},",
+            f"    words={_WORDS[shape[-1]]}, mirror={_MIRROR[shape[-1]]},",
+            f"    {scales},",
             ")",
         ]
     elif name == "inputs":
@@ -317,6 +321,7 @@ def image_arguments(approach, channels: int) -> dict:
     return {
         "kinds": _KINDS[approach.representation],
         "words": _WORDS[channels],
+        "mirror": _MIRROR[channels],
         "rank": approach.rank,
         "whiten": approach.whiten,
     }
