@@ -198,7 +198,7 @@ class TestProgram:
         first, _, text_of_mechanisms = text.partition("## Mechanisms for mlp")
         assert "FullBatch head on scattering" in first
         assert "--config=configs/best/digits.py" in first
-        assert "--config.ridge_start_examples=200" in first
+        assert "--config.ridge_start_examples=64" in first
         assert text in process.stdout
         assert f"**{chosen['method']}" in text
         assert "no private example was read" in text

@@ -181,18 +181,32 @@ def _checked_labels(y, examples, classes):
     return y.astype(np.int64)
 
 
-def _features(model, head, x):
-    """What the head is given of each example, float64 `[examples, k]`."""
-    (x,) = preprocessing.preprocessed(model, (x,))
-    of_inputs = keras.Model(model._inputs_struct, head.input)
-    # Not `predict`, which warns of tracing where several models have done it.
+def outputs(model, x):
+    """Outputs of a model for all inputs, worked through in chunks.
+
+    Unlike `predict` it does not warn of tracing where several models do it.
+
+    Args:
+        model: plain `keras.Model`.
+        x: array, or structure of arrays.
+
+    Returns:
+        Array `[examples, ...]`.
+    """
     chunks = [
-        of_inputs(
+        model(
             tree.map_structure(lambda a: a[k : k + _CHUNK], x), training=False
         )
         for k in range(0, len(tree.flatten(x)[0]), _CHUNK)
     ]
-    features = np.concatenate(chunks).astype(np.float64)
+    return np.concatenate(chunks)
+
+
+def _features(model, head, x):
+    """What the head is given of each example, float64 `[examples, k]`."""
+    (x,) = preprocessing.preprocessed(model, (x,))
+    of_inputs = keras.Model(model._inputs_struct, head.input)
+    features = outputs(of_inputs, x).astype(np.float64)
     rows = np.isfinite(features).all(1)
     if not rows.all():
         raise ValueError(

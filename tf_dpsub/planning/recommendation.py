@@ -545,7 +545,7 @@ class _Simulation:
                 augmentation="affine" if is_image else None,
                 seed=self._seed + part,
             )
-            logits = copy.predict(self._x[held_out], verbose=0)
+            logits = public_ridge.outputs(copy, self._x[held_out])
             right[held_out] = logits.argmax(1) == self._labels[held_out]
         return right
 

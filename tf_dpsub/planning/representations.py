@@ -11,6 +11,7 @@ import numpy as np
 
 from tf_dpsub import models
 from tf_dpsub.checks import is_int
+from tf_dpsub.heads import public_ridge
 from tf_dpsub.layers import (
     PatchDictionary,
     PublicNormalization,
@@ -171,10 +172,10 @@ class Representations:
         if name == "inputs":
             return _predictions(models.vector_features(self._scaling))
         raw = flat(self._features)
-        public = raw.predict(self._scaling, verbose=0)
+        public = public_ridge.outputs(raw, self._scaling)
         normalization = PublicNormalization.from_features(public)
         return _predictions(
-            keras.Model(raw.inputs, normalization(raw.outputs[0]))
+            keras.Model(raw.input, normalization(raw.output))
         )
 
 
@@ -218,7 +219,7 @@ def flat(features):
             "with a `keras.Input`."
         )
     outputs = features(inputs[0], training=False)
-    return keras.Model(inputs, keras.layers.Flatten()(outputs))
+    return keras.Model(inputs[0], keras.layers.Flatten()(outputs))
 
 
 class Scales:
@@ -328,4 +329,4 @@ def image_arguments(approach, channels: int) -> dict:
 
 
 def _predictions(model):
-    return lambda x: np.asarray(model.predict(x, verbose=0))
+    return lambda x: public_ridge.outputs(model, x)
