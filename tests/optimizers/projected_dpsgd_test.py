@@ -1,5 +1,6 @@
 """PDP-SGD: what it releases, where its noise lies, and when it projects."""
 
+import functools
 import json
 import math
 
@@ -100,14 +101,19 @@ class TestGradient:
             flat(gradients), BASIS @ given / 100, atol=1e-6
         )
 
-    @pytest.mark.parametrize("noise", ["subspace", "ambient"])
-    @pytest.mark.parametrize("clip", [0.3, math.inf])
-    def test_with_all_directions_is_dpsgd(self, clip, noise):
+    @pytest.mark.parametrize(
+        "clip, noises",
+        [(0.3, ("subspace", "ambient")), (math.inf, ("subspace",))],
+    )
+    def test_with_all_directions_is_dpsgd(self, clip, noises):
         results = []
         for make in (
-            lambda **kw: tf_dpsub.optimizers.DPSGD(**kw),
-            lambda **kw: ProjectedDPSGD(
-                subspace=fixed(np.eye(43)), noise=noise, **kw
+            tf_dpsub.optimizers.DPSGD,
+            *(
+                functools.partial(
+                    ProjectedDPSGD, subspace=fixed(np.eye(43)), noise=noise
+                )
+                for noise in noises
             ),
         ):
             keras.utils.set_random_seed(0)
@@ -123,12 +129,15 @@ class TestGradient:
             model = plain_models.private(plain, optimizer)
             model.fit(plain_models.X, plain_models.Y, epochs=3, verbose=0)
             results.append(plain)
-        plain_models.assert_same_weights(*results)
+        for other in results[1:]:
+            plain_models.assert_same_weights(results[0], other)
 
-    @pytest.mark.parametrize("noise", ["subspace", "ambient"])
-    def test_microbatches_never_change_it(self, noise):
+    @pytest.mark.parametrize(
+        "noise, sizes", [("subspace", (1, 3, 64)), ("ambient", (3,))]
+    )
+    def test_microbatches_never_change_it(self, noise, sizes):
         found = []
-        for size in (1, 3, 7, 64, None):
+        for size in (None, *sizes):
             model = make_private(pdpsgd(microbatch_size=size, noise=noise))
             model.train_on_batch(X, Y)
             found.append(flat(model.get_weights()))
@@ -136,13 +145,12 @@ class TestGradient:
             error = np.linalg.norm(other - found[0])
             assert error < 1e-6 * np.linalg.norm(found[0])
 
-    @pytest.mark.parametrize("jit_compile", [False, True])
-    def test_any_way_of_running(self, jit_compile):
+    def test_any_way_of_running(self):
         """Without noise, with momentum, over blocks of steps."""
         found = []
         for how in (
             {},
-            {"steps_per_execution": 2, "jit_compile": jit_compile},
+            {"steps_per_execution": 2, "jit_compile": True},
             {"run_eagerly": True},
         ):
             keras.utils.set_random_seed(0)
@@ -258,8 +266,13 @@ class TestNoise:
 
 
 class TestStartStep:
-    @pytest.mark.parametrize("noise", ["subspace", "ambient"])
-    @pytest.mark.parametrize("start_step", [0, 1, 2, 3, 5])
+    @pytest.mark.parametrize(
+        "start_step, noise",
+        [
+            *((start_step, "subspace") for start_step in (0, 1, 2, 3, 5)),
+            (2, "ambient"),
+        ],
+    )
     def test_steps_before_it_are_of_dpsgd(self, start_step, noise):
         model = make_private(pdpsgd(start_step=start_step, noise=noise))
         before = flat(model.get_weights())
@@ -273,8 +286,9 @@ class TestStartStep:
             np.testing.assert_allclose(before - after, expected, atol=1e-5)
             before = after
 
-    @pytest.mark.parametrize("jit_compile", [False, True])
-    @pytest.mark.parametrize("start_step", [1, 2, 3])
+    @pytest.mark.parametrize(
+        "start_step, jit_compile", [(1, False), (2, True), (3, False)]
+    )
     def test_inside_of_a_block_of_steps(self, start_step, jit_compile):
         model = make_private(
             pdpsgd(start_step=start_step),
@@ -318,7 +332,6 @@ class TestStartStep:
 
 
 class TestAccounting:
-    @pytest.mark.parametrize("accountant", ["rdp", "pld"])
     @pytest.mark.parametrize(
         ("arguments", "described"),
         [
@@ -327,7 +340,7 @@ class TestAccounting:
             ({"noise": "ambient"}, ", with noise in all dimensions"),
         ],
     )
-    def test_is_that_of_dpsgd(self, arguments, described, accountant):
+    def test_is_that_of_dpsgd(self, arguments, described):
         """A basis of public gradients costs nothing."""
         subspace = PublicSubspace(X + 1, Y, rank=2)
         optimizer = pdpsgd(
@@ -337,15 +350,16 @@ class TestAccounting:
         model = make_private(optimizer)
         model.fit(X, Y, epochs=2, verbose=0)
         assert model.ledger.steps == 8
-        assert model.epsilon(1e-5, accountant) == pytest.approx(
-            accounting.epsilon(
-                noise_multiplier=2.0,
-                sampling_rate=2 / BATCH,
-                steps=8,
-                delta=1e-5,
-                accountant=accountant,
+        for accountant in ("rdp", "pld"):
+            assert model.epsilon(1e-5, accountant) == pytest.approx(
+                accounting.epsilon(
+                    noise_multiplier=2.0,
+                    sampling_rate=2 / BATCH,
+                    steps=8,
+                    delta=1e-5,
+                    accountant=accountant,
+                )
             )
-        )
         text = " ".join(model.privacy_statement(1e-5).split())
         described = f"{optimizer.description}: 8 steps with noise multiplier"
         assert f"{described} σ = 2" in text
@@ -431,7 +445,7 @@ class TestSerialisation:
         assert type(loaded.subspace) is type(optimizer.subspace)
         assert loaded.get_config() == optimizer.get_config()
 
-    @pytest.mark.parametrize("name", ["public", "random", "fixed"])
+    @pytest.mark.parametrize("name", ["public", "fixed"])
     def test_saved_model_goes_on(self, name, tmp_path):
         model = tf_dpsub.make_private(network())
         optimizer = pdpsgd(

@@ -53,6 +53,19 @@ def network(sizes=SIZES):
     return keras.Model(inputs, outputs)
 
 
+def network_of_rows(examples, parameters):
+    """One weight, whose gradients are the rows of the frozen layer `rows`.
+
+    Inputs are rows of the identity: they pick the examples.
+    """
+    inputs = keras.Input((examples,))
+    rows = layers.Dense(
+        parameters, use_bias=False, trainable=False, name="rows"
+    )(inputs)
+    part = layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+    return keras.Model(inputs, part(rows))
+
+
 def projected(subspace, **arguments):
     """PDP-SGD, for what is not about the mechanism."""
     defaults = {

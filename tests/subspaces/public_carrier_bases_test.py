@@ -30,6 +30,12 @@ _random = np.random.default_rng(5)
 PUBLIC = _random.normal(size=(EXAMPLES, *X.shape[1:])).astype("float32")
 LABELS = _random.integers(0, 3, EXAMPLES)
 
+SPEC = {
+    "x": tf.TensorSpec(X.shape, tf.float32),
+    "y": tf.TensorSpec(Y.shape, tf.int64),
+    "real": tf.TensorSpec([len(X)], tf.float32),
+}
+
 
 def public_rgp(inner=None, **arguments):
     defaults = {"carriers": "public", "x_public": PUBLIC, "y_public": LABELS}
@@ -39,12 +45,7 @@ def public_rgp(inner=None, **arguments):
 def attached(optimizer, model=None, **compiled):
     """A model whose step is built, without a step."""
     model = private(optimizer, model=model, **compiled)
-    specs = {
-        "x": tf.TensorSpec(X.shape, tf.float32),
-        "y": tf.TensorSpec(Y.shape, tf.int64),
-        "real": tf.TensorSpec([len(X)], tf.float32),
-    }
-    model.prepare_training(specs)
+    model.prepare_training(SPEC)
     return model
 
 
@@ -52,15 +53,17 @@ def kernel_gradients(model, x, y):
     """Gradients of each kernel for each example, `[examples, p, d]`."""
     own = carriers(model)
     kernels = [c.kernel.value for c in own.values()]
-    per_example = keras.losses.SparseCategoricalCrossentropy(
-        from_logits=True, reduction="none"
-    )
-    with tf.GradientTape() as tape:
-        losses = per_example(y, model.model(x, training=False))
-    rows = tape.jacobian(losses, kernels)
+
+    @tf.function(autograph=False)
+    def gradients(x, y):
+        with tf.GradientTape() as tape:
+            loss = LOSS(y[None], model.model(x[None], training=False))
+        return tape.gradient(loss, kernels)
+
+    rows = [gradients(*map(tf.constant, pair)) for pair in zip(x, y)]
     return {
         name: np.stack([c.matrix(row).numpy() for row in r]).astype(float)
-        for (name, c), r in zip(own.items(), rows)
+        for (name, c), r in zip(own.items(), zip(*rows))
     }
 
 
@@ -156,23 +159,23 @@ class TestBases:
                 found = np.trace(basis.T @ moment @ basis)
                 assert 0.999 * best < found < 1.0001 * best
 
-    @pytest.mark.parametrize("stored", [1, 300])
-    def test_rows_are_stored_for_as_many_examples_as_fit(
-        self, stored, monkeypatch
-    ):
+    def test_rows_are_stored_for_as_many_examples_as_fit(self, monkeypatch):
         found = []
-        for limit in (None, stored):
+        for limit in (None, 1, 300):
             if limit is not None:
                 monkeypatch.setattr(public_carrier_bases, "_STORED", limit)
             model = attached(public_rgp(), small_network(), jit_compile=False)
             model.optimizer.prepare()
             found.append([factors(c)[0] for c in carriers(model).values()])
-        gradients = model.optimizer.public_state._gradients
-        # The largest kernel has 150 numbers; a batch of one has no axis.
-        chunks = gradients.draw(tf.constant([1, 2], tf.int64))["real"].shape
-        assert chunks[1] == 2
-        for a, b in zip(*found, strict=True):
-            np.testing.assert_allclose(projector(a), projector(b), atol=1e-4)
+            gradients = model.optimizer.public_state._gradients
+            drawn = gradients.draw(tf.constant([1, 2], tf.int64))
+            # The largest kernel has 150 numbers; a batch of one has no axis.
+            assert (drawn["real"].shape[1] == 2) == (limit is not None)
+        for other in found[1:]:
+            for a, b in zip(found[0], other, strict=True):
+                np.testing.assert_allclose(
+                    projector(a), projector(b), atol=1e-4
+                )
 
     @pytest.mark.parametrize("scale", [0.0, 1e-30, 1e15, np.inf])
     def test_are_orthonormal_without_gradients_to_speak_of(self, scale):
@@ -198,8 +201,15 @@ class TestBases:
             rank=None,
             model=model,
         )
-        model.train_on_batch(data.x_train[:16], data.y_train[:16])
-        model.optimizer.prepare()
+        model.prepare_training(
+            {
+                "x": tf.TensorSpec([16, *data.input_shape], tf.float32),
+                "y": tf.TensorSpec([16], data.y_train.dtype),
+                "real": tf.TensorSpec([16], tf.float32),
+            }
+        )
+        for _ in range(2):
+            model.optimizer.prepare()
         public, held_out = (
             kernel_gradients(model, x, y)
             for x, y in (
@@ -230,12 +240,13 @@ class TestBases:
     def test_random_labels_are_new_at_each_refresh(self):
         """And the same for the same seed and step."""
         found = []
-        for seed, steps in ((0, 0), (0, 0), (0, 1), (1, 0)):
+        for seed, steps in ((0, (0,)), (0, (0, 1)), (1, (0,))):
             optimizer = public_rgp(y_public=None, seed=seed, start="gaussian")
             model = attached(optimizer, small_network(), jit_compile=False)
-            optimizer.inner_optimizer.iterations.assign(steps)
-            optimizer.prepare()
-            found.append(factors(carriers(model)["hidden"])[0])
+            for step in steps:
+                optimizer.inner_optimizer.iterations.assign(step)
+                optimizer.prepare()
+                found.append(factors(carriers(model)["hidden"])[0])
         np.testing.assert_array_equal(found[0], found[1])
         for other in found[2:]:
             assert np.abs(found[0] - other).max() > 0.01
@@ -264,12 +275,13 @@ class TestRefresh:
             assert_orthonormal(own)
 
     def test_follows_a_loss_that_is_compiled_later(self):
-        optimizer = public_rgp(keras.optimizers.SGD(0.0))
+        optimizer = public_rgp()
         model = private(optimizer, model=small_network())
         found = []
         for loss in (LOSS, lambda y, p: keras.ops.sum(p, -1)):
             model.compile(optimizer, loss=loss)
-            model.train_on_batch(X, Y)
+            model.prepare_training(SPEC)
+            optimizer.prepare()
             found.append(factors(carriers(model)["logits"])[0])
         assert np.abs(projector(found[0]) - projector(found[1])).max() > 0.01
 
@@ -285,28 +297,29 @@ def with_noise():
 
 
 class TestState:
-    @pytest.mark.parametrize("kind", ["weights", "model"])
-    def test_a_resumed_run_goes_on_as_it_would_have(self, kind, tmp_path):
-        """After each step, between two refreshes too."""
+    def test_a_resumed_run_goes_on_as_it_would_have(self, tmp_path):
+        """Between two refreshes, and at the next."""
         whole = with_noise()
-        path = tmp_path / ("m.weights.h5" if kind == "weights" else "m.keras")
         for _ in range(2):
             whole.train_on_batch(X, Y)
+        whole.save_weights(tmp_path / "m.weights.h5")
+        whole.save(tmp_path / "m.keras")
+        resumed = with_noise()
+        resumed.optimizer.build_for(resumed)
+        resumed.load_weights(tmp_path / "m.weights.h5")
+        models = [
+            whole,
+            resumed,
+            keras.saving.load_model(tmp_path / "m.keras"),
+        ]
         for _ in range(2):
-            if kind == "weights":
-                whole.save_weights(path)
-                resumed = with_noise()
-                resumed.optimizer.build_for(resumed)
-                resumed.load_weights(path)
-            else:
-                whole.save(path)
-                resumed = keras.saving.load_model(path)
-            for model in (whole, resumed):
+            for model in models:
                 model.train_on_batch(X, Y)
-            for a, b in zip(
-                whole.get_weights(), resumed.get_weights(), strict=True
-            ):
-                np.testing.assert_array_equal(a, b)
+            for model in models[1:]:
+                for a, b in zip(
+                    whole.get_weights(), model.get_weights(), strict=True
+                ):
+                    np.testing.assert_array_equal(a, b)
 
     @pytest.mark.parametrize("labels", [LABELS, None])
     def test_config_is_whole(self, labels):
@@ -366,22 +379,19 @@ class TestPrivacy:
         text = " ".join(model.privacy_statement(1e-5).split())
         assert "ε does not cover the private examples among the public" in text
 
-    @pytest.mark.parametrize(
-        "labels, name", [(LABELS, "their labels"), (None, "random labels")]
-    )
-    def test_the_statement_takes_them_as_public(self, labels, name):
+    def test_the_statement_takes_them_as_public(self):
+        (note,) = public_rgp(y_public=None).public_state.notes
+        assert "11 examples with random labels, along whose" in note
         optimizer = public_rgp(
-            y_public=labels,
-            noise_multiplier=1.0,
-            l2_norm_clip=1.0,
-            batch_size=4,
+            noise_multiplier=1.0, l2_norm_clip=1.0, batch_size=4
         )
         model = private(optimizer, model=small_network())
         model.fit(X, Y, verbose=0)
         assert np.isfinite(model.epsilon(1e-5))
         text = " ".join(model.privacy_statement(1e-5).split())
         taken = text.split("Taken as public:")[1]
-        assert f"11 examples with {name}, along whose gradients" in taken
+        assert "11 examples with their labels, along whose gradients" in taken
+        assert all(note in taken for note in optimizer.public_state.notes)
         assert "no public example nearly equals a private one" in taken
         assert "does not cover" not in text
 

@@ -10,7 +10,6 @@ import tensorflow as tf
 import tf_dpsub
 from tests.subspaces.linear_models import (
     PARAMETERS,
-    SIZES,
     attach,
     flat,
     largest_sine,
@@ -46,13 +45,12 @@ X = _random.normal(size=(8, PARAMETERS)).astype("float32")
 Y = np.ones((8, 1), "float32")
 
 
-def refreshed(subspace, jit_compile=False, sizes=SIZES, **arguments):
+def refreshed(subspace, jit_compile=False, refreshes=1):
     """The basis after the refresh of a first step."""
-    model = make_private(
-        projected(subspace, **arguments), sizes, jit_compile=jit_compile
-    )
+    model = make_private(projected(subspace), jit_compile=jit_compile)
     attach(model, steps=100)
-    model.optimizer.prepare()
+    for _ in range(refreshes):
+        model.optimizer.prepare()
     return matrix_of(subspace)
 
 
@@ -63,24 +61,24 @@ def check_orthonormal(basis):
 
 
 class TestBasis:
-    @pytest.mark.parametrize("jit_compile", [False, True])
     @pytest.mark.parametrize("method", METHODS)
-    def test_spans_the_top_eigenspace(self, method, jit_compile):
+    def test_spans_the_top_eigenspace(self, method):
         subspace = PublicSubspace(
             ROWS, ONES, rank=RANK, method=method, iterations=2, seed=0
         )
-        basis = refreshed(subspace, jit_compile)
+        basis = refreshed(subspace)
         check_orthonormal(basis)
         assert basis.shape == (PARAMETERS, RANK)
         assert largest_sine(basis, top_eigenspace(ROWS, RANK)) < ROUNDING
 
     @pytest.mark.parametrize("method", METHODS)
-    def test_chunks_change_nothing(self, method, monkeypatch):
+    def test_chunks_and_compilation_change_nothing(self, method, monkeypatch):
         monkeypatch.setattr(public_subspace, "_CHUNK", 6)
         subspace = PublicSubspace(
-            ROWS, ONES, rank=RANK, method=method, iterations=2, seed=0
+            ROWS, ONES, rank=RANK, method=method, iterations=1, seed=0
         )
-        basis = refreshed(subspace)
+        basis = refreshed(subspace, jit_compile=True, refreshes=2)
+        check_orthonormal(basis)
         assert largest_sine(basis, top_eigenspace(ROWS, RANK)) < ROUNDING
 
     def test_each_group_has_a_block_of_its_own(self):
@@ -185,24 +183,15 @@ class TestDifficultExamples:
                 )
                 assert np.linalg.norm(outside) < 1e-4
 
-    @pytest.mark.parametrize("method", METHODS)
-    def test_one_example_repeated(self, method):
-        rows = np.repeat(ROWS[:1], EXAMPLES, 0)
-        basis = refreshed(PublicSubspace(rows, ONES, rank=3, method=method))
-        check_orthonormal(basis)
-        outside = rows[0] - basis @ (basis.T @ rows[0])
-        assert np.linalg.norm(outside) < 1e-4 * np.linalg.norm(rows[0])
-
-    @pytest.mark.parametrize("method", METHODS)
-    def test_training_goes_on_without_a_direction(self, method):
+    def test_training_goes_on_without_a_direction(self):
         """All inputs are zero, and there is no bias."""
-        subspace = PublicSubspace(0 * ROWS, ONES, rank=RANK, method=method)
+        subspace = PublicSubspace(0 * ROWS, ONES, rank=RANK)
         model = make_private(projected(subspace))
         model.fit(X, Y, epochs=2, verbose=0)
         weights = flat(model.get_weights())
         assert np.isfinite(weights).all() and weights.any()
 
-    @pytest.mark.parametrize("method", METHODS)
+    @pytest.mark.parametrize("method", ["power", "gram"])
     def test_rank_is_reduced_to_the_number_of_examples(self, method):
         subspace = PublicSubspace(ROWS[:2], ONES[:2], rank=5, method=method)
         with pytest.warns(UserWarning, match="rank <= 2.*got 5: 2 is taken"):
@@ -216,7 +205,7 @@ class TestDifficultExamples:
         with pytest.warns(UserWarning, match="rank <= 12.*got 15: 12 is"):
             check_orthonormal(refreshed(subspace))
 
-    @pytest.mark.parametrize("method", METHODS)
+    @pytest.mark.parametrize("method", ["power", "gram"])
     def test_one_example(self, method):
         subspace = PublicSubspace(ROWS[:1], ONES[:1], rank=1, method=method)
         assert largest_sine(refreshed(subspace), ROWS[:1].T) < 1e-4
@@ -257,17 +246,41 @@ def still():
     return keras.optimizers.SGD(0.0)
 
 
-def train(subspace, x=X, y=PRIVATE_LABELS, steps=4, plain=None, **arguments):
+def train(subspace, steps=4, **arguments):
     """Trains a classifier, and returns the records of `Bases`."""
-    model = tf_dpsub.make_private(plain or classifier())
+    model = tf_dpsub.make_private(classifier())
     model.compile(
         projected(subspace, **arguments),
         loss=LOSS,
         jit_compile=False,
     )
     noted = Bases()
-    model.fit(x, y, steps_per_epoch=steps, callbacks=[noted], verbose=0)
+    model.fit(
+        X,
+        PRIVATE_LABELS,
+        steps_per_epoch=steps,
+        callbacks=[noted],
+        verbose=0,
+    )
     return noted
+
+
+def bases_of(subspace, steps, plain=None, jit_compile=False):
+    """The bases of steps of a classifier whose weights stand still."""
+    model = tf_dpsub.make_private(plain or classifier())
+    model.compile(projected(subspace), loss=LOSS, jit_compile=jit_compile)
+    model.prepare_training(
+        {
+            "x": tf.TensorSpec(X.shape, tf.float32),
+            "y": tf.TensorSpec(PRIVATE_LABELS.shape, tf.int64),
+            "real": tf.TensorSpec([len(X)], tf.float32),
+        }
+    )
+    bases = []
+    for step in range(steps):
+        subspace.prepare(tf.constant(step))
+        bases.append(matrix_of(subspace))
+    return bases
 
 
 class TestRefresh:
@@ -299,41 +312,43 @@ class TestRefresh:
 
     def test_draws_labels_anew(self):
         """At weights that stand still, only labels change the basis."""
-        random = PublicSubspace(ROWS, rank=2, method="gram")
-        bases = train(random, steps=3, inner=still()).bases
-        assert largest_sine(bases[0], bases[1]) > 1e-2
-        assert largest_sine(bases[1], bases[2]) > 1e-2
+        random = PublicSubspace(ROWS, rank=2, method="gram", update_every=2)
+        bases = bases_of(random, steps=5)
+        for step in (0, 2):  # the labels of a basis are kept
+            np.testing.assert_array_equal(bases[step], bases[step + 1])
+            assert largest_sine(bases[step], bases[step + 2]) > 1e-2
         given = PublicSubspace(ROWS, LABELS, rank=2, method="gram")
-        bases = train(given, steps=3, inner=still()).bases
+        bases = bases_of(given, steps=3)
         assert largest_sine(bases[0], bases[2]) < 1e-5
-
-    def test_keeps_labels_of_a_basis(self):
-        subspace = PublicSubspace(ROWS, rank=2, method="gram", update_every=2)
-        bases = train(subspace, steps=4, inner=still()).bases
-        np.testing.assert_array_equal(bases[0], bases[1])
-        np.testing.assert_array_equal(bases[2], bases[3])
-        assert largest_sine(bases[1], bases[2]) > 1e-2
 
     @pytest.mark.parametrize("seed", [None, 5])
     def test_is_reproducible_by_a_seed_alone(self, seed):
         first, second = (
-            train(
-                PublicSubspace(ROWS, rank=2, seed=seed), steps=2, inner=still()
-            )
+            bases_of(PublicSubspace(ROWS, rank=2, seed=seed), steps=2)
             for _ in range(2)
         )
-        for one, other in zip(first.bases, second.bases):
+        for one, other in zip(first, second):
             assert np.allclose(one, other, atol=1e-5) == (seed is not None)
 
     def test_touches_nothing_private(self):
         """Whatever the private data are: weights stand still."""
-        first, second = (
-            train(
-                PublicSubspace(ROWS, rank=2, seed=1), x, steps=2, inner=still()
-            ).bases
-            for x in (X, np.full_like(X, np.nan))
-        )
-        np.testing.assert_array_equal(first, second)
+        subspace = PublicSubspace(ROWS, rank=2, method="gram", seed=1)
+        model = tf_dpsub.make_private(classifier())
+        model.compile(projected(subspace, inner=still()), loss=LOSS)
+        found = []
+        for x in (X, np.full_like(X, np.nan)):
+            noted = Bases()
+            model.optimizer.inner_optimizer.iterations.assign(0)
+            model.fit(
+                x,
+                PRIVATE_LABELS,
+                steps_per_epoch=2,
+                callbacks=[noted],
+                verbose=0,
+            )
+            found.append(noted.bases)
+        np.testing.assert_array_equal(*found)
+        assert largest_sine(*found[0]) > 1e-2
 
     def test_after_a_resume_does_not_wait(self, tmp_path):
         """Without one, steps would go in random directions."""
@@ -375,15 +390,14 @@ class TestRefresh:
             [
                 keras.Input((PARAMETERS,)),
                 layers.Reshape((4, 3)),
-                layers.LSTM(2),
+                layers.SimpleRNN(2),
                 layers.Dense(4),
             ]
         )
-        model = tf_dpsub.make_private(plain)
         subspace = PublicSubspace(ROWS, rank=3)
-        model.compile(projected(subspace), loss=LOSS, jit_compile=jit_compile)
-        model.fit(X, PRIVATE_LABELS, verbose=0)
-        check_orthonormal(matrix_of(subspace))
+        first, second = bases_of(subspace, 2, plain, jit_compile)
+        check_orthonormal(second)
+        assert largest_sine(first, second) > 1e-2
 
 
 class TestArguments:
@@ -518,13 +532,13 @@ class TestSerialisation:
 
 
 def test_statement_takes_public_examples_as_public():
-    for y, labels in ((ONES, "their labels"), (None, "random labels")):
-        model = make_private(projected(PublicSubspace(ROWS, y, rank=2)))
-        if y is None:
-            model = tf_dpsub.make_private(classifier())
-            model.compile(projected(PublicSubspace(ROWS, rank=2)), loss=LOSS)
-        model.fit(X, Y if y is not None else PRIVATE_LABELS, verbose=0)
-        text = " ".join(model.privacy_statement(1e-5).split())
-        taken = text.split("Taken as public:")[1]
-        assert f"20 examples with {labels}" in taken
-        assert "not compared" not in text
+    random = PublicSubspace(ROWS, rank=2)
+    assert "20 examples with random labels" in random.notes[0]
+    subspace = PublicSubspace(ROWS, ONES, rank=2, update_every=10)
+    model = make_private(projected(subspace))
+    model.fit(X, Y, steps_per_epoch=1, verbose=0)
+    text = " ".join(model.privacy_statement(1e-5).split())
+    taken = text.split("Taken as public:")[1]
+    assert "20 examples with their labels" in taken
+    assert all(note in taken for note in subspace.notes)
+    assert "not compared" not in text

@@ -10,7 +10,9 @@ from tests.subspaces.linear_models import (
     attach,
     make_private,
     matrix_of,
+    network_of_rows,
     orthonormal,
+    product,
     projected,
     stored,
 )
@@ -52,10 +54,7 @@ def public(rows=ROWS, **arguments):
     return PublicSubspace(rows, ONES[: len(rows)], **{**defaults, **arguments})
 
 
-def attached(
-    subspace, noise=1.0, clip=CLIP, steps=1, sizes=(PARAMETERS,), **compiled
-):
-    """A model whose gradients have noise of standard deviation `noise`."""
+def with_noise(subspace, noise, clip=CLIP):
     optimizer = projected(
         subspace,
         noise_multiplier=noise * 100 / clip,
@@ -63,6 +62,14 @@ def attached(
         batch_size=100,
     )
     assert optimizer.coordinate_stddev == pytest.approx(noise)
+    return optimizer
+
+
+def attached(
+    subspace, noise=1.0, clip=CLIP, steps=1, sizes=(PARAMETERS,), **compiled
+):
+    """A model whose gradients have noise of standard deviation `noise`."""
+    optimizer = with_noise(subspace, noise, clip)
     return attach(make_private(optimizer, sizes, **compiled), steps)
 
 
@@ -82,42 +89,61 @@ def chosen(subspace, *args, **kwargs):
     return directions(subspace).shape[1]
 
 
+class GivenRows:
+    """A subspace of rows that may change, all refreshed in one graph."""
+
+    def __init__(self, noise=1.0, clip=CLIP):
+        self.subspace = public(np.eye(EXAMPLES))
+        plain = network_of_rows(EXAMPLES, PARAMETERS)
+        self._rows = plain.get_layer("rows")
+        self._model = tf_dpsub.make_private(plain)
+        self._model.compile(with_noise(self.subspace, noise, clip), product)
+        attach(self._model, 1)
+
+    def chosen(self, rows, steps=1):
+        """Number of directions that the first step of a run uses."""
+        self._rows.set_weights([rows])
+        self.subspace.selection._refreshes.assign(0)
+        self._model.optimizer.public_state.begin_run(steps)
+        self._model.optimizer.prepare()
+        return directions(self.subspace).shape[1]
+
+
 class TestChoice:
-    def test_is_what_was_planted_where_noise_is_high(self):
+    def test_averages_noise_over_the_steps_of_a_run(self):
+        given = GivenRows()
         # The mean has an energy of 0.5 along each of the five.
-        for noise in (0.02, 0.05):
-            assert chosen(public(), noise) == PLANTED
-
-    def test_is_more_where_noise_is_low(self):
-        assert chosen(public(), 1e-5) == MOST
-
-    def test_is_little_where_noise_drowns_all(self):
-        assert chosen(public(), 100.0) == 1
-
-    def test_grows_as_noise_falls(self):
-        """Directions of falling energies: noise costs the same in each."""
+        for steps in (400, 1000, 2500):
+            assert given.chosen(ROWS, steps) == PLANTED
+            self.check_is_of_the_best(given.subspace)
+        assert given.chosen(ROWS, 1) == 1
+        assert given.chosen(ROWS, 10**9) == MOST
+        # Directions of falling energies: noise costs the same in each.
         energies = 0.5 ** np.arange(PARAMETERS)
         rows = _random.normal(size=(EXAMPLES, PARAMETERS)) + 1
         rows = (rows * energies**0.5).astype("float32")
-        found = [
-            chosen(public(rows), noise) for noise in (1e-1, 3e-2, 1e-2, 1e-7)
-        ]
+        found = [given.chosen(rows, n) for n in (100, 1100, 10**4, 10**14)]
         assert found == sorted(found)
         assert len(set(found)) == 4 and found[-1] == MOST
+        # A horizon that is given takes the place of the steps.
+        assert chosen(public(horizon=1000), 1.0, steps=1) == PLANTED
 
-    def test_averages_noise_over_the_steps_of_a_run(self):
-        noise = 1.0
-        ranks = [
-            chosen(public(), noise, steps=steps) for steps in (1, 1000, 10**9)
-        ]
-        assert ranks == [1, PLANTED, MOST]
-        # A horizon that is given takes their place.
-        assert chosen(public(horizon=1000), noise, steps=1) == PLANTED
+    def check_is_of_the_best(self, subspace):
+        basis = directions(subspace)
+        axes = orthonormal(PARAMETERS, PARAMETERS, 3)[:, :PLANTED]
+        outside = axes - basis @ (basis.T @ axes)
+        # The accuracy that 48 rows allow, with 1 % of each other direction.
+        assert np.linalg.norm(outside, 2) < 0.05
+
+    def test_follows_the_noise(self):
+        assert chosen(public(), 100.0) == 1
+        assert chosen(public(), 1e-5) == MOST
 
     def test_sees_gradients_as_clipped(self):
         """Beyond the clip, larger gradients are not worth more noise."""
+        given = GivenRows(0.02, clip=1.0)
         for scale in (1, 1e3, 1e6):
-            assert chosen(public(scale * ROWS), 0.02, clip=1.0) == PLANTED
+            assert given.chosen(np.float32(scale) * ROWS) == PLANTED
 
     def test_asks_what_a_residual_releases_anyway(self):
         found = []
@@ -148,16 +174,7 @@ class TestChoice:
         first, second = np.split(np.any(basis != 0, 0), 2)
         assert (first.sum(), second.sum()) == (PLANTED, 1)
 
-    def test_keeps_the_best_directions(self):
-        subspace = public()
-        chosen(subspace, 0.02)
-        basis = directions(subspace)
-        axes = orthonormal(PARAMETERS, PARAMETERS, 3)[:, :PLANTED]
-        outside = axes - basis @ (basis.T @ axes)
-        # The accuracy that 48 rows allow, with 1 % of each other direction.
-        assert np.linalg.norm(outside, 2) < 0.05
-
-    @pytest.mark.parametrize("max_rank", [1, 3, MOST])
+    @pytest.mark.parametrize("max_rank", [1, 3])
     def test_never_exceeds_its_bound(self, max_rank):
         subspace = public(max_rank=max_rank)
         assert chosen(subspace, 1e-6) == max_rank == subspace.rank
@@ -167,9 +184,9 @@ class TestChoice:
         with pytest.warns(UserWarning, match="got 12: 6 is taken"):
             assert chosen(subspace, 1e-6) == 6
 
-    @pytest.mark.parametrize("method", ["power", "gram", "lanczos"])
-    def test_compiles(self, method):
-        subspace = public(method=method, iterations=1)
+    def test_compiles(self):
+        """It sees a basis, whatever the method that made it."""
+        subspace = public(method="power")
         assert chosen(subspace, 1e-6, jit_compile=True) == MOST
 
 
@@ -180,7 +197,7 @@ class TestHeldOut:
 
     def test_examples_of_the_basis_are_not_asked(self):
         """The examples of the basis would make it look worth any noise."""
-        for held_out in (None, 2, 5):
+        for held_out in (None, 5):
             size = held_out or 2  # a fifth
             subspace = public(
                 self.examples, held_out=held_out, max_rank=10 - size
@@ -215,7 +232,8 @@ class TestHeldOut:
 
 
 class TestDirectionsThatAreOff:
-    def test_have_no_coordinates(self):
+    def test_hold_nothing_of_a_gradient(self):
+        """GEP does not clip as residual what lies inside the subspace."""
         subspace = public()
         model = attached(subspace, 0.02)
         model.optimizer.prepare()
@@ -227,13 +245,6 @@ class TestDirectionsThatAreOff:
         np.testing.assert_allclose(
             coordinates, basis.T @ vector[:, 0], atol=1e-5
         )
-
-    def test_hold_nothing_of_an_example(self):
-        """GEP does not clip as residual what lies inside the subspace."""
-        subspace = public()
-        model = attached(subspace, 0.02)
-        model.optimizer.prepare()
-        basis = matrix_of(subspace)
         rows = _random.normal(size=(7, PARAMETERS)).astype("float32")
         embeddings = subspace.project(stored(model, rows)).numpy()
         assert embeddings[:, :PLANTED].all()
@@ -287,11 +298,14 @@ class TestRuns:
         assert directions(subspace).shape[1] == MOST
 
     def test_touches_nothing_private(self):
+        subspace = public()
+        model = attached(subspace, 0.02)
+        optimizer = model.optimizer
+        optimizer.learning_rate = 0.0
         found = []
         for x in (X, np.full_like(X, np.nan)):
-            subspace = public()
-            model = attached(subspace, 0.02)
-            model.optimizer.learning_rate = 0.0
+            optimizer.inner_optimizer.iterations.assign(0)
+            subspace.selection._refreshes.assign(0)
             model.fit(x, Y, steps_per_epoch=2, verbose=0)
             found.append(matrix_of(subspace))
         np.testing.assert_array_equal(*found)

@@ -15,7 +15,9 @@ from tests.subspaces.linear_models import (
     flat,
     make_private,
     matrix_of,
+    network_of_rows,
     orthonormal,
+    product,
     projected,
 )
 from tf_dpsub.optimizers import GEP, ProjectedDPSGD
@@ -48,12 +50,16 @@ def public(rows=ROWS, **arguments):
     return PublicSubspace(rows, labels, **{**defaults, **arguments})
 
 
-def refreshed(subspace, sizes=SIZES, steps=1, jit_compile=False, **arguments):
+def refreshed(
+    subspace, sizes=SIZES, jit_compile=False, refreshes=1, **arguments
+):
     """The scales after the refresh of a first step."""
     model = make_private(
         projected(subspace, **arguments), sizes, jit_compile=jit_compile
     )
-    attach(model, steps).optimizer.prepare()
+    attach(model, 1)
+    for _ in range(refreshes):
+        model.optimizer.prepare()
     return scales_of(subspace)
 
 
@@ -72,23 +78,66 @@ def normalized(scales):
     return scales / np.sqrt(np.mean(np.square(scales)))
 
 
+class GivenRows:
+    """A subspace of rows that may change, all refreshed in one graph.
+
+    Args:
+        examples: int, number of rows.
+        arguments: of `PublicSubspace`.
+        noise: dict, arguments of the optimizer.
+    """
+
+    def __init__(self, examples, parameters, arguments, **noise):
+        self.subspace = public(np.eye(examples), **arguments)
+        plain = network_of_rows(examples, parameters)
+        self._rows = plain.get_layer("rows")
+        self._model = tf_dpsub.make_private(plain)
+        self._model.compile(projected(self.subspace, **noise), loss=product)
+        attach(self._model, 1)
+
+    def scales(self, rows, refreshes=1):
+        """The scales of rows, with an exponent of their own."""
+        self._rows.set_weights([rows])
+        if self.subspace._whitening.is_chosen:
+            self.subspace._whitening._choice.assign(-1)
+        for _ in range(refreshes):
+            self._model.optimizer.prepare()
+        return scales_of(self.subspace)
+
+    def exponent(self, rows):
+        self.scales(rows)
+        return self.subspace.exponent
+
+    def check_difficult_rows(self, rows):
+        """Rows without gradients, and of sizes that overflow in squares."""
+        np.testing.assert_allclose(self.scales(0 * rows), 1, rtol=1e-6)
+        for scale in (1e-15, 1e11, 1e30):
+            scales = self.scales(np.float32(scale) * rows)
+            assert np.isfinite(scales).all() and (scales > 0).all()
+
+
 class TestScales:
     @pytest.mark.parametrize(
         "method, exponent",
-        [*((method, 0.25) for method in METHODS), ("gram", 1), ("gram", 1.0)],
+        [*((method, 0.25) for method in METHODS), ("gram", 1)],
     )
     def test_follow_the_spectrum(self, method, exponent):
-        subspace = public(method=method, iterations=6, whiten=exponent)
+        given = GivenRows(
+            EXAMPLES, PARAMETERS, {"method": method, "whiten": exponent}
+        )
         expected = normalized(expected_scales(VALUES[:RANK], exponent))
         # Energies of single precision, beside the largest one.
-        np.testing.assert_allclose(refreshed(subspace), expected, rtol=1e-3)
-        assert subspace.exponent == exponent
+        np.testing.assert_allclose(
+            given.scales(ROWS, refreshes=6), expected, rtol=1e-3
+        )
+        assert given.subspace.exponent == exponent
+        given.check_difficult_rows(ROWS)
 
-    @pytest.mark.parametrize("method", METHODS)
-    def test_chunks_and_compilation_change_nothing(self, method, monkeypatch):
+    def test_chunks_and_compilation_change_nothing(self, monkeypatch):
+        """Energies are sums over chunks, whatever made the basis."""
         monkeypatch.setattr("tf_dpsub.subspaces.public_subspace._CHUNK", 6)
-        subspace = public(method=method, iterations=6)
-        found = refreshed(subspace, jit_compile=True)
+        subspace = public(method="power")
+        found = refreshed(subspace, jit_compile=True, refreshes=6)
         expected = normalized(expected_scales(VALUES[:RANK], 1))
         np.testing.assert_allclose(found, expected, rtol=1e-3)
 
@@ -110,18 +159,6 @@ class TestScales:
         in_use = np.any(matrix_of(subspace) != 0, 0)
         assert in_use.sum() == 4
         assert np.mean(np.square(scales[in_use])) == pytest.approx(1, abs=1e-5)
-
-    @pytest.mark.parametrize("method", METHODS)
-    @pytest.mark.parametrize("whiten", [1.0, "auto"])
-    def test_without_gradients_are_1(self, method, whiten):
-        subspace = public(0 * ROWS, method=method, whiten=whiten)
-        np.testing.assert_allclose(refreshed(subspace), 1, rtol=1e-6)
-
-    @pytest.mark.parametrize("scale", [1e-15, 1e11, 1e30])
-    @pytest.mark.parametrize("whiten", [1.0, "auto"])
-    def test_of_hostile_gradients_are_finite(self, whiten, scale):
-        scales = refreshed(public(scale * ROWS, whiten=whiten))
-        assert np.isfinite(scales).all() and (scales > 0).all()
 
     def test_follow_the_weights(self):
         """They are computed with the basis, at each refresh."""
@@ -222,8 +259,7 @@ class TestMechanisms:
             flat(model.get_weights()), expected, atol=1e-5
         )
 
-    @pytest.mark.parametrize("start_step", [0, 1])
-    @pytest.mark.parametrize("groups", [1, "layers"])
+    @pytest.mark.parametrize("groups, start_step", [(1, 1), ("layers", 0)])
     def test_directions_outside_have_the_last_scale(self, groups, start_step):
         """It is the last scale of their group, before the clip and after."""
         subspace = public(groups=groups)
@@ -270,10 +306,10 @@ class TestMechanisms:
 
     @pytest.mark.parametrize("make", [ProjectedDPSGD, GEP])
     def test_without_an_exponent_nothing_changes(self, make):
-        """Bit for bit, noise included."""
+        """Bit for bit, noise included; and scales cost no privacy."""
         changes = {} if make is ProjectedDPSGD else {"residual_norm_clip": 0.1}
-        weights = []
-        for whiten in ({}, {"whiten": 0}, {"whiten": 0.0}, {"whiten": 1.0}):
+        weights, epsilons = [], []
+        for whiten in ({}, {"whiten": 0}, {"whiten": 1.0}):
             subspace = PublicSubspace(
                 ROWS, ONES, rank=RANK, method="gram", seed=0, **whiten
             )
@@ -281,28 +317,19 @@ class TestMechanisms:
                 keras.optimizers.SGD(1.0),
                 subspace=subspace,
                 seed=0,
-                **ARGUMENTS | {"noise_multiplier": 1.0} | changes,
+                **ARGUMENTS | {"noise_multiplier": 2.0} | changes,
             )
             model = make_private(optimizer)
             model.fit(X, Y, steps_per_epoch=2, verbose=0)
             weights.append(flat(model.get_weights()))
+            epsilons.append(model.epsilon(1e-5))
             is_whitened = whiten == {"whiten": 1.0}
             assert ("whitened" in optimizer.description) == is_whitened
-        np.testing.assert_array_equal(weights[0], weights[1])
-        np.testing.assert_array_equal(weights[0], weights[2])
-        assert np.abs(weights[3] - weights[0]).max() > 1e-3
-
-    def test_is_accounted_for_as_without_scales(self):
-        found = []
-        for whiten in (0.0, 1.0):
-            model = make_private(
-                projected(public(whiten=whiten), noise_multiplier=2.0)
-            )
-            model.fit(X, Y, verbose=0)
-            found.append(model.epsilon(1e-5))
             text = " ".join(model.privacy_statement(1e-5).split())
-            assert ("scale its coordinates" in text) == bool(whiten)
-        assert found[0] == found[1]
+            assert ("scale its coordinates" in text) == is_whitened
+        np.testing.assert_array_equal(weights[0], weights[1])
+        assert np.abs(weights[2] - weights[0]).max() > 1e-3
+        assert epsilons[0] == epsilons[1] == epsilons[2]
 
     def test_directions_outside_need_scales_and_a_rank(self):
         for changes, message in (
@@ -330,7 +357,7 @@ def with_mean(axes, energies, seed=0):
     """
     random = np.random.default_rng(seed)
     shares = np.array([axes.get(k, 0.0) for k in range(len(energies))])
-    rows = random.normal(size=(400, len(shares))) * np.sqrt(1 - shares)
+    rows = random.normal(size=(200, len(shares))) * np.sqrt(1 - shares)
     rows = (rows + np.sqrt(shares)) * np.sqrt(energies)
     rotation = orthonormal(len(shares), len(shares), 3)
     return (rows @ rotation.T).astype("float32")
@@ -340,40 +367,41 @@ FALLING = np.logspace(0, -3, 6)
 FLAT = np.ones(6)
 
 
-def exponent(rows, noise=1.0, batch_size=100, **arguments):
-    """The exponent that is chosen at the first step."""
-    subspace = public(rows, rank=6, whiten="auto", **arguments)
-    refreshed(
-        subspace,
-        sizes=(6,),
+def choosing(noise, method="gram", batch_size=100):
+    """Chooses exponents for rows, for the noise of a mean gradient."""
+    return GivenRows(
+        200,
+        6,
+        {"rank": 6, "whiten": "auto", "method": method},
         l2_norm_clip=1.0,
         noise_multiplier=noise * batch_size,
         batch_size=batch_size,
     )
-    return subspace.exponent
 
 
 class TestChoice:
-    @pytest.mark.parametrize("seed", range(4))
-    def test_of_a_flat_spectrum_is_0(self, seed):
+    def test_of_a_flat_spectrum_is_0(self):
         """Unless the noise drowns the signal: scales are then about 1."""
-        assert exponent(with_mean({0: 0.5}, FLAT, seed), 1e-3) == 0
-
-    @pytest.mark.parametrize("noise", [0.1, 1.0])
-    def test_where_loud_directions_have_the_mean_is_0(self, noise):
-        """Scales would buy noise with the signal."""
-        assert exponent(with_mean({0: 0.9}, FALLING), noise) == 0
+        choice = choosing(1e-3)
+        for seed in range(4):
+            assert choice.exponent(with_mean({0: 0.5}, FLAT, seed)) == 0
 
     @pytest.mark.parametrize("method", METHODS)
-    def test_where_loud_directions_have_none_is_1(self, method):
+    def test_follows_the_mean(self, method):
+        """Scales of loud directions would buy noise with the signal."""
+        choice = choosing(0.1, method)
+        assert choice.exponent(with_mean({0: 0.9}, FALLING)) == 0
+        # Where loud directions have none of it, they only bring noise.
         rows = with_mean({3: 0.9}, FALLING)
-        assert exponent(rows, 0.1, method=method) == 1
+        assert choice.exponent(rows) == 1
+        choice.check_difficult_rows(rows)
 
     def test_follows_the_noise(self):
         """Quiet directions count as soon as their noise is bearable."""
         rows = with_mean({0: 0.5, 3: 0.9}, FALLING)
-        found = [exponent(rows, noise) for noise in (1.0, 1e-4)]
-        assert found == [0, 1]
+        loud, quiet = choosing(1.0), choosing(1e-4)
+        assert [c.exponent(rows) for c in (loud, quiet)] == [0, 1]
+        assert loud.exponent(with_mean({0: 0.9}, FALLING)) == 0
 
     def test_is_made_once_and_saved(self, tmp_path, caplog):
         caplog.set_level("INFO", logger="absl")
@@ -392,12 +420,13 @@ class TestChoice:
         model = compiled()
         assert model.optimizer.subspace.exponent == 0
         for _ in range(2):
-            model.train_on_batch(X[:, :6], Y)
+            model.optimizer.prepare()
+        assert model.optimizer.subspace.exponent == 1
         model.save_weights(tmp_path / "w.weights.h5")
         resumed = compiled()
         resumed.load_weights(tmp_path / "w.weights.h5")
         assert resumed.optimizer.subspace.exponent == 1
-        resumed.train_on_batch(X[:, :6], Y)
+        resumed.optimizer.prepare()
         lines = [r.getMessage() for r in caplog.records]
         assert sum("whiten='auto' takes 1" in line for line in lines) == 1
 
