@@ -10,6 +10,17 @@ from tf_dpsub.launchers.papers.engine import results, runner, trials
 
 pytestmark = pytest.mark.slow
 
+# Processes as those that are spawned, but TensorFlow is loaded once for all.
+_PROCESSES = multiprocessing.get_context("forkserver")
+_PROCESSES.set_forkserver_preload(["tf_dpsub.launchers.training.training_run"])
+
+
+@pytest.fixture
+def starts_fast(monkeypatch):
+    monkeypatch.setattr(
+        runner.multiprocessing, "get_context", lambda method: _PROCESSES
+    )
+
 
 @pytest.fixture(autouse=True)
 def looks_often(monkeypatch):
@@ -59,7 +70,7 @@ def test_a_process_runs_many_and_a_failure_loses_no_other(tmp_path, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_process_that_dies_loses_its_trial_alone(tmp_path):
+def test_a_process_that_dies_loses_its_trial_alone(tmp_path, starts_fast):
     to_run = [digits_trial("long", epochs=10_000), digits_trial("short")]
     outcomes = {}
     with runner.Runner(to_run, tmp_path, 1) as running:
@@ -77,9 +88,8 @@ def test_a_process_that_dies_loses_its_trial_alone(tmp_path):
 
 
 def test_a_process_whose_outcome_nobody_reads_ends(tmp_path):
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=runner._serve, args=(theirs, 1))
+    ours, theirs = _PROCESSES.Pipe()
+    process = _PROCESSES.Process(target=runner._serve, args=(theirs, 1))
     process.start()
     theirs.close()
     wrong = digits_trial("wrong", l2_norm_clip=-1.0).config
@@ -90,7 +100,7 @@ def test_a_process_whose_outcome_nobody_reads_ends(tmp_path):
     assert "Expected l2_norm_clip" in (tmp_path / "wrong.log").read_text()
 
 
-def test_leaving_early_stops_what_runs_and_it_can_go_on(tmp_path):
+def test_leaving_early_stops_what_runs_and_it_can_go_on(tmp_path, starts_fast):
     to_run = [digits_trial("a", epochs=30), digits_trial("b", epochs=10_000)]
     folder = tmp_path / "trials" / "a"
     with runner.Runner(to_run, tmp_path, 2) as running:
