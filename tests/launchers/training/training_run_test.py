@@ -58,23 +58,9 @@ def finished(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def results_only(tmp_path_factory):
-    """The same of a run that writes results only, and its first weights."""
+    """The same of a run that writes results only."""
     workdir = tmp_path_factory.mktemp("results")
-    return workdir, *with_first_weights(digits_config(), workdir)
-
-
-def with_first_weights(config, workdir):
-    """What `train` returns, and the weights that training begins with."""
-    weights = []
-
-    def keep_weights(recorder, logs=None):
-        weights.extend(recorder.model.get_weights())
-        begin(recorder, logs)
-
-    begin = run_recorder.RunRecorder.on_train_begin
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_recorder.RunRecorder, "on_train_begin", keep_weights)
-        return train(config, workdir), weights
+    return workdir, train(digits_config(), workdir)
 
 
 @pytest.fixture
@@ -206,7 +192,7 @@ class TestFiles:
         assert hint in capsys.readouterr().out
 
     def test_results_only(self, results_only):
-        workdir, *_ = results_only
+        workdir, _ = results_only
         assert {path.name for path in workdir.iterdir()} == {
             "config.json",
             "ledger.json",
@@ -548,14 +534,22 @@ class TestConfig:
         assert result["epsilon"] <= 3.0
 
     def test_seed_fixes_split_and_weights_but_not_noise(
-        self, results_only, tmp_path
+        self, tmp_path, monkeypatch
     ):
-        _, first, weights = results_only
-        second, same_weights = with_first_weights(digits_config(), tmp_path)
-        assert len(weights) == 4
-        for one, other in zip(weights, same_weights, strict=True):
-            np.testing.assert_array_equal(one, other)
-        assert first["test_loss"] != second["test_loss"]
+        started = []
+
+        def keep_weights(recorder, logs=None):
+            started.append(recorder.model.get_weights())
+            begin(recorder, logs)
+
+        begin = run_recorder.RunRecorder.on_train_begin
+        monkeypatch.setattr(
+            run_recorder.RunRecorder, "on_train_begin", keep_weights
+        )
+        results = [train(digits_config(), tmp_path / str(i)) for i in range(2)]
+        for first, second in zip(*started):
+            np.testing.assert_array_equal(first, second)
+        assert results[0]["test_loss"] != results[1]["test_loss"]
 
     def test_a_delta_that_is_too_large(self, tmp_path, capsys):
         config = digits_config(delta=0.1, epsilon=None, noise_multiplier=2.0)
@@ -808,7 +802,7 @@ class TestResponses:
 def test_a_run_from_before_a_field_existed_goes_on(results_only, tmp_path):
     """The field has its default: that is what the run did."""
     config = digits_config()
-    workdir, first, _ = results_only
+    workdir, first = results_only
     shutil.copytree(workdir, tmp_path / "run")
     path = tmp_path / "run" / "config.json"
     saved_config = json.loads(path.read_text())
