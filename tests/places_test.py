@@ -133,7 +133,9 @@ CASES = {
         lambda: _series(L.LSTM(3, dropout=0.5, seed=1, unroll=True))
     ),
     "recurrent, in a loop": Case(
-        lambda: _series(L.LSTM(3, dropout=0.5, recurrent_dropout=0.5, seed=1))
+        lambda: _series(
+            L.SimpleRNN(3, dropout=0.5, recurrent_dropout=0.5, seed=1)
+        )
     ),
     "one by one": Case(
         lambda: _vectors(L.Dropout(0.5, seed=1)),

@@ -57,27 +57,11 @@ class TestProjectionErrorRecorder:
         model = compiled(plain, subspaces.FixedSubspace(basis, public=True))
         x, y = data(seed=1)
         file = tmp_path / "error.csv"
-        recorder = callbacks.ProjectionErrorRecorder(x, y, file)
-        model.fit(*data(), epochs=2, verbose=0, callbacks=[recorder])
-        rows = read(file)
-        assert [row["epoch"] for row in rows] == ["1", "1", "2", "2"]
-        assert [row["group"] for row in rows] == [
-            plain.layers[0].name,
-            "all",
-        ] * 2
         per_example = gradients(plain, x, y)
         outside = np.sum(per_example[:, 2:] ** 2) / np.sum(per_example**2)
-        for row in rows:
-            np.testing.assert_allclose(float(row["error"]), outside, rtol=1e-5)
-
-    def test_a_run_that_is_resumed_replaces_its_later_epochs(
-        self, plain, tmp_path
-    ):
-        basis = np.eye(_SIZE, dtype=np.float32)[:, :2]
-        model = compiled(plain, subspaces.FixedSubspace(basis, public=True))
-        file = tmp_path / "error.csv"
+        # A run that is resumed replaces its later epochs.
         for first in (0, 1):
-            recorder = callbacks.ProjectionErrorRecorder(*data(seed=1), file)
+            recorder = callbacks.ProjectionErrorRecorder(x, y, file)
             model.fit(
                 *data(),
                 epochs=3,
@@ -85,8 +69,17 @@ class TestProjectionErrorRecorder:
                 verbose=0,
                 callbacks=[recorder],
             )
-        epochs = [row["epoch"] for row in read(file)]
-        assert epochs == ["1", "1", "2", "2", "3", "3"]
+            rows = read(file)
+            epochs = [row["epoch"] for row in rows]
+            assert epochs == ["1", "1", "2", "2", "3", "3"]
+            assert [row["group"] for row in rows] == [
+                plain.layers[0].name,
+                "all",
+            ] * 3
+            for row in rows:
+                np.testing.assert_allclose(
+                    float(row["error"]), outside, rtol=1e-5
+                )
 
     def test_needs_a_subspace(self, plain, tmp_path):
         recorder = callbacks.ProjectionErrorRecorder(
@@ -109,7 +102,8 @@ class TestSpectrumRecorder:
         recorder = callbacks.SpectrumRecorder(
             x, y, file, eigenvalues=3, epochs=[1, 3]
         )
-        compiled(plain).fit(*data(), epochs=3, verbose=0, callbacks=[recorder])
+        model = compiled(plain)
+        model.fit(*data(), epochs=3, verbose=0, callbacks=[recorder])
         per_example = gradients(plain, x, y)
         expected = np.linalg.svd(per_example, compute_uv=False)[:3] ** 2 / len(
             x
@@ -118,13 +112,7 @@ class TestSpectrumRecorder:
             assert written["epochs"].tolist() == [1, 3]
             for row in written["eigenvalues"]:
                 np.testing.assert_allclose(row, expected, rtol=1e-4)
-
-    def test_of_public_gradients_leaves_the_statement_alone(
-        self, plain, tmp_path
-    ):
-        model = compiled(plain)
-        recorder = callbacks.SpectrumRecorder(*data(seed=1), tmp_path / "s.npz")
-        model.fit(*data(), verbose=0, callbacks=[recorder])
+        # Gradients are public: the statement is left alone.
         assert "spectra" not in model.privacy_statement(1e-5)
 
     def test_refuses_private_examples(self, plain, tmp_path):
@@ -132,22 +120,24 @@ class TestSpectrumRecorder:
         with pytest.raises(ValueError, match="Expected public examples"):
             compiled(plain).fit(*data(), verbose=0, callbacks=[recorder])
 
-    @pytest.mark.parametrize("examples", [250, 251, 500])
-    def test_examples_are_worked_through_in_chunks(
-        self, plain, tmp_path, examples
-    ):
-        x, y = data(examples, seed=1)
-        file = tmp_path / "spectrum.npz"
-        recorder = callbacks.SpectrumRecorder(x, y, file, eigenvalues=2)
-        compiled(plain).fit(*data(), verbose=0, callbacks=[recorder])
-        per_example = gradients(plain, x, y)
-        expected = (
-            np.linalg.svd(per_example, compute_uv=False)[:2] ** 2 / examples
-        )
-        with np.load(file) as written:
-            np.testing.assert_allclose(
-                written["eigenvalues"][0], expected, rtol=1e-4
+    def test_examples_are_worked_through_in_chunks(self, plain, tmp_path):
+        sizes = 250, 251, 500
+        recorders = [
+            callbacks.SpectrumRecorder(
+                *data(size, seed=1), tmp_path / f"{size}.npz", eigenvalues=2
             )
+            for size in sizes
+        ]
+        compiled(plain).fit(*data(), verbose=0, callbacks=recorders)
+        for size in sizes:
+            per_example = gradients(plain, *data(size, seed=1))
+            expected = (
+                np.linalg.svd(per_example, compute_uv=False)[:2] ** 2 / size
+            )
+            with np.load(tmp_path / f"{size}.npz") as written:
+                np.testing.assert_allclose(
+                    written["eigenvalues"][0], expected, rtol=1e-4
+                )
 
     def test_needs_two_examples(self, tmp_path):
         with pytest.raises(ValueError, match="two examples"):

@@ -72,48 +72,33 @@ def epsilon_of_releases(releases, noise_multiplier):
 
 
 class TestShown:
-    @pytest.mark.parametrize("accountant, epochs", [("rdp", 3), ("pld", 1)])
-    def test_history_holds_epsilon_after_each_epoch(
-        self, arrays, accountant, epochs
-    ):
-        history = private_model().fit(
-            *arrays,
-            epochs=epochs,
-            verbose=0,
-            callbacks=[PrivacyBudget(10.0, DELTA, accountant)],
+    @pytest.mark.parametrize(
+        "accountant, epochs, verbose", [("rdp", 3, 1), ("pld", 1, 2)]
+    )
+    def test_after_each_epoch(self, arrays, accountant, epochs, verbose):
+        """In the history, to later callbacks, and by the progress bar."""
+        epsilons = []
+        later = keras.callbacks.LambdaCallback(
+            on_epoch_end=lambda epoch, logs: epsilons.append(logs["epsilon"])
         )
+        shown = io.StringIO()
+        with redirect_stdout(shown):
+            history = private_model().fit(
+                *arrays,
+                epochs=epochs,
+                verbose=verbose,
+                callbacks=[PrivacyBudget(10.0, DELTA, accountant), later],
+            )
         expected = [
             poisson_epsilon(STEPS_PER_EPOCH * (epoch + 1), accountant)
             for epoch in range(epochs)
         ]
         assert history.history["epsilon"] == pytest.approx(expected, rel=1e-9)
-
-    @pytest.mark.parametrize("verbose", [1, 2])
-    def test_progress_bar_ends_each_epoch_with_epsilon(self, arrays, verbose):
-        shown = io.StringIO()
-        with redirect_stdout(shown):
-            private_model().fit(
-                *arrays,
-                epochs=2,
-                verbose=verbose,
-                callbacks=[PrivacyBudget(10.0, DELTA)],
-            )
+        assert epsilons == pytest.approx(expected)
         lines = [line for line in shown.getvalue().splitlines() if line]
         ends = [line.rpartition(" - ")[2] for line in lines]
-        for steps in (5, 10):
-            assert f"epsilon: {poisson_epsilon(steps):.4f}" in ends
-
-    def test_later_callbacks_see_epsilon(self, arrays):
-        epsilons = []
-        later = keras.callbacks.LambdaCallback(
-            on_epoch_end=lambda epoch, logs: epsilons.append(logs["epsilon"])
-        )
-        private_model().fit(
-            *arrays,
-            verbose=0,
-            callbacks=[PrivacyBudget(10.0, DELTA), later],
-        )
-        assert epsilons == pytest.approx([poisson_epsilon(5)])
+        for epsilon in expected:
+            assert f"epsilon: {epsilon:.4f}" in ends
 
     def test_without_limit_epsilon_is_shown_even_if_infinite(self, arrays):
         history = private_model(noise_multiplier=0.0).fit(
@@ -154,10 +139,7 @@ class TestRefusedBeforeItStarts:
         with pytest.raises(ValueError, match="0 steps"):
             model.fit(*arrays, verbose=0, callbacks=[budget])
         assert model.ledger.steps == 10
-
-    def test_earlier_calls_of_fit_count(self, arrays):
-        model = private_model()
-        model.fit(*arrays, epochs=2, verbose=0)
+        # Earlier calls of fit count.
         spent, cost = poisson_epsilon(10), poisson_epsilon(20)
         message = f"from {spent:.4g} to {cost:.4g}: 5 steps"
         with pytest.raises(ValueError, match=message):
@@ -234,6 +216,13 @@ class TestStopped:
         assert model.ledger.steps == 2 + 20 * STEPS_PER_EPOCH
 
 
+class StopBeforeTraining(keras.callbacks.Callback):
+    """Ends a run when all callbacks have begun."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        raise KeyboardInterrupt
+
+
 class TestBadInput:
     @pytest.mark.parametrize(
         "arguments, message",
@@ -261,13 +250,14 @@ class TestBadInput:
 
     @pytest.mark.parametrize("delta", [1 / EXAMPLES, 0.5])
     def test_warns_of_a_delta_that_promises_nothing(self, arrays, delta):
-        with pytest.warns(UserWarning, match="well below 1 / 100"):
+        # A warning is an error, which ends the run before it begins.
+        with pytest.raises(UserWarning, match="well below 1 / 100"):
             private_model().fit(
                 *arrays, verbose=0, callbacks=[PrivacyBudget(9.0, delta)]
             )
 
     def test_does_not_warn_of_a_smaller_delta(self, arrays, recwarn):
-        private_model().fit(
-            *arrays, verbose=0, callbacks=[PrivacyBudget(9.0, 0.0099)]
-        )
+        callbacks = [PrivacyBudget(9.0, 0.0099), StopBeforeTraining()]
+        with pytest.raises(KeyboardInterrupt):
+            private_model().fit(*arrays, verbose=0, callbacks=callbacks)
         assert not [w for w in recwarn if "delta" in str(w.message)]

@@ -3,6 +3,7 @@ import pytest
 import tensorflow_datasets as tfds
 from sklearn import datasets as sklearn_datasets
 
+from tests.data.short_splits import read_at_most
 from tf_dpsub.data import load
 
 
@@ -75,7 +76,10 @@ class TestDigits:
 
 
 class TestPreparedFolder:
-    """Real data sets, from the folder that `TFDS_DATA_DIR` names."""
+    """Real data sets, from the folder that `TFDS_DATA_DIR` names.
+
+    MNIST and SST-2 are read whole.
+    """
 
     def test_mnist(self):
         data = load("mnist")
@@ -104,15 +108,18 @@ class TestPreparedFolder:
         distance = np.linalg.norm(means[0][:, None] - means[1][None], axis=-1)
         assert distance.argmin(axis=1).tolist() == list(range(10))
 
-    def test_papers_split_of_fashion_mnist(self):
+    def test_papers_split_of_fashion_mnist(self, monkeypatch):
+        read_at_most(monkeypatch, train=10_100, test=10_000)
         data = load("fashion_mnist", private=10_000, public=100, seed=1)
         assert data.x_train.shape == (10_000, 28, 28, 1)
         assert data.x_public.shape == (100, 28, 28, 1)
         assert np.bincount(data.y_test).tolist() == [1000] * 10
         assert not rows(data.x_train) & rows(data.x_public)
 
-    def test_cifar10(self):
+    def test_cifar10(self, monkeypatch):
+        read_at_most(monkeypatch, train=500, test=100)
         data = load("cifar10", private=500)
+        assert data.x_train.shape == (500, 32, 32, 3)
         assert data.input_shape == (32, 32, 3)
         assert 0 <= data.x_train.min() < 0.1 and 0.9 < data.x_train.max() <= 1
         assert data.num_classes == 10

@@ -51,14 +51,12 @@ def test_decodes_rows():
     assert sampler.dataset().element_spec["x"]["a"].shape == [None, 2]
 
 
-LAYER = keras.layers.GaussianNoise(1.0)
 TWO = keras.Sequential(
     [keras.layers.GaussianNoise(1.0), keras.layers.GaussianNoise(1.0)]
 )
 RANDOM = {
     "seed": lambda x, y, seed: (tf.random.stateless_normal([3], seed), y),
     "keras": lambda x, y: (keras.random.normal([3]), y),
-    "layer": lambda x, y: (LAYER(0 * x[None], training=True)[0], y),
     "layers": lambda x, y: (TWO(0 * x[None], training=True)[0], y),
 }
 

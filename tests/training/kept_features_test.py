@@ -93,6 +93,17 @@ def _private(plain, noise_multiplier=1.0, batch_size=50, **kwargs):
     return model
 
 
+def _begin(model, *args, **kwargs):
+    """Calls `fit` until the first step, which is proved and not taken."""
+
+    def interrupt(logs):
+        raise KeyboardInterrupt
+
+    callback = keras.callbacks.LambdaCallback(on_train_begin=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(*args, verbose=0, callbacks=[callback], **kwargs)
+
+
 def test_training_is_that_without_keeping(data):
     weights, losses = [], []
     for keep in (True, False):
@@ -101,6 +112,11 @@ def test_training_is_that_without_keeping(data):
         weights.append(model.get_weights())
         losses.append(history.history["loss"])
         assert model.kept_features is None
+        # The step computes only the head.
+        assert _keeps(model) == keep
+        if keep:
+            (spec,) = model.training_step.spec["x"][kept_features.KEY]
+            assert spec.shape[1:] == (4,)
     for kept, anew in zip(*weights):
         np.testing.assert_allclose(kept, anew, atol=1e-5)
     np.testing.assert_allclose(*losses, rtol=1e-4)
@@ -115,13 +131,6 @@ def test_features_are_computed_once(data):
     assert Counting.calls - first <= 3
     assert model.training_step.spec["x"].keys() == {kept_features.KEY}
     assert model.training_step.implementation == "graph"
-
-
-def test_the_step_computes_only_the_head(data):
-    model = _private(_classifier(_dense()))
-    model.fit(*data, epochs=1, verbose=0)
-    (spec,) = model.training_step.spec["x"][kept_features.KEY]
-    assert spec.shape[1:] == (4,)
 
 
 def test_validation_data_go_the_same_way(data):
@@ -307,7 +316,7 @@ def test_dropout_in_frozen_features_is_off(data):
         plain(data[0], training=True), plain(data[0], training=False)
     )
     model = _private(plain)
-    model.fit(*data, epochs=1, verbose=0)
+    _begin(model, *data)
     assert len(model.trainable_variables) == 1
 
 
@@ -351,7 +360,7 @@ def test_public_examples_among_the_private_ones_raise(data):
 def test_poisson_batches_of_arrays(data):
     model = _private(_classifier(_dense()))
     batches = tf_dpsub.data.PoissonBatches(*data, batch_size=50)
-    model.fit(batches, epochs=1, verbose=0)
+    _begin(model, batches)
     assert model.training_step.spec["x"].keys() == {kept_features.KEY}
 
 
@@ -477,13 +486,16 @@ class TestViews:
         # All views differ, and so do those of equal examples.
         alike = features(np.zeros_like(data[0]))
         assert len(np.unique(alike.reshape(-1, 4), axis=0)) == 3 * _N
-        others = np.arange(_N) != 17
-        for hostile in (np.nan, np.inf, 1e30):
-            x = data[0].copy()
-            x[17] = hostile
-            after = features(x)
-            np.testing.assert_array_equal(before[others], after[others])
-            assert (before[17] != after[17]).all()
+        # Among them a finite one.
+        hostile = {17: np.nan, 100: np.inf, 299: 1e30}
+        x = data[0].copy()
+        for row, value in hostile.items():
+            x[row] = value
+        after = features(x)
+        others = ~np.isin(np.arange(_N), list(hostile))
+        np.testing.assert_array_equal(before[others], after[others])
+        for row in hostile:
+            assert (before[row] != after[row]).all()
 
     def test_draws_are_secret_and_new_for_each_run(self, data):
         batches = _mapped(data, seed=None)
@@ -506,7 +518,10 @@ class TestViews:
         # Validation sees examples as they are.
         loss, _ = model.evaluate(*data, verbose=0)
         assert history.history["val_loss"][-1] == pytest.approx(loss, rel=1e-5)
-        assert model.epsilon(1e-5) == _epsilon_of_one_view(data)
+        one_view = tf_dpsub.accounting.epsilon(
+            noise_multiplier=1.0, sampling_rate=50 / _N, steps=12, delta=1e-5
+        )
+        assert model.epsilon(1e-5) == pytest.approx(one_view)
 
     def test_a_crop_that_a_batch_shares_is_drawn_for_each_view(self, data):
         """One row at a time, it is its own."""
@@ -531,9 +546,9 @@ class TestViews:
             model, x = _private(_classifier(_dense())), (_mapped(data),)
         else:
             model, x = _private(_augmented()), data
-        model.fit(*x, views=2, epochs=1, verbose=0, keep_features=False)
+        _begin(model, *x, views=2, keep_features=False)
         assert not _keeps(model)
-        model.fit(*x, epochs=1, verbose=0)
+        _begin(model, *x)
         assert not _keeps(model)
 
     @pytest.mark.parametrize(
@@ -576,7 +591,8 @@ class TestViews:
     def test_views_that_cannot_differ_are_not_kept(self, data):
         model = _private(_classifier(_dense()))
         batches = _mapped(data, lambda x, y: (2 * x, y))
-        with pytest.warns(UserWarning, match="2 equal ones"):
+        # A warning is an error, which ends the run here.
+        with pytest.raises(UserWarning, match="2 equal ones"):
             model.fit(batches, views=2, epochs=1, verbose=0)
         assert not _keeps(model)
 
@@ -661,9 +677,3 @@ class TestViews:
             model.fit(*data, views=2, verbose=0)
         assert folders and not os.path.exists(folders[0])
         assert model.kept_features is None and model.ledger.steps == 0
-
-
-def _epsilon_of_one_view(data):
-    model = _private(_augmented())
-    model.fit(*data, epochs=2, verbose=0)
-    return model.epsilon(1e-5)

@@ -55,7 +55,6 @@ def model_of(kind, **arguments):
     "kind, arguments, weights",
     [
         (Alone, {}, None),
-        (Besides, {}, None),
         (Besides, {"kernel_regularizer": "l2"}, W),
     ],
 )

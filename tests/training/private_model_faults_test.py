@@ -18,7 +18,8 @@ pytestmark = pytest.mark.slow
 # Modules are loaded once, TensorFlow begins in each process.
 _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload([__name__])
-EPOCHS, STEPS_PER_EPOCH = 2, 5
+EPOCHS, STEPS_PER_EPOCH = 2, 3
+EXAMPLES = STEPS_PER_EPOCH * 4
 
 
 class KillAt(keras.callbacks.Callback):
@@ -47,7 +48,8 @@ def fit(folder, callbacks=(), **settings):
     # Momentum is part of the state.
     model.compile(dpsgd(keras.optimizers.SGD(0.1, momentum=0.9)), loss())
     backup = keras.callbacks.BackupAndRestore(folder / "backup", **settings)
-    model.fit(X, Y, epochs=EPOCHS, callbacks=[backup, *callbacks], verbose=0)
+    x, y = X[:EXAMPLES], Y[:EXAMPLES]
+    model.fit(x, y, epochs=EPOCHS, callbacks=[backup, *callbacks], verbose=0)
     return model
 
 
@@ -134,7 +136,7 @@ def test_restored_from_every_step(tmp_path, save_freq):
 
 
 def test_a_restored_run_goes_on_where_the_backup_was(tmp_path):
-    killed(_fit_until, tmp_path, 1, 3, {})
+    killed(_fit_until, tmp_path, 1, 2, {})
     assert ledger_of(tmp_path).steps == EPOCHS * STEPS_PER_EPOCH
     model = fit(tmp_path, delete_checkpoint=False)
     # Of the epoch that was killed nothing is left but its cost.

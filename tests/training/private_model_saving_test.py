@@ -37,6 +37,12 @@ def trained(plain=None, optimizer=None, **compile_arguments):
     return model
 
 
+@pytest.fixture(name="once_trained", scope="module")
+def _once_trained():
+    """A model of five steps that no test changes."""
+    return trained()
+
+
 def config_of(model):
     """As it is in a file, where tuples are lists."""
     return json.loads(json.dumps(model.get_config()))
@@ -45,8 +51,8 @@ def config_of(model):
 class TestPlainFiles:
     """Where the plain model is meant, it is named or does it."""
 
-    def test_export(self, tmp_path):
-        model = trained()
+    def test_export(self, once_trained, tmp_path):
+        model = once_trained
         model.export(tmp_path / "exported", verbose=False)
         loaded = tf.saved_model.load(tmp_path / "exported")
         np.testing.assert_allclose(loaded.serve(X), model.model(X), rtol=1e-5)
@@ -62,8 +68,8 @@ class TestPlainFiles:
         model.fit(X, Y, verbose=0, callbacks=[keeps])
         assert "save_weights" not in caplog.text
 
-    def test_weights_of_a_plain_model(self, tmp_path):
-        model = trained()
+    def test_weights_of_a_plain_model(self, once_trained, tmp_path):
+        model = once_trained
         model.model.save_weights(tmp_path / "plain.weights.h5")
         fresh = tf_dpsub.make_private(linear())
         with pytest.raises(ValueError, match=r"model\.model\.load_weights"):
@@ -116,11 +122,10 @@ class TestArchive:
         assert loaded.ledger.steps == 0
         assert_same_weights(loaded, model)
 
-    def test_copies_count_for_themselves(self):
-        model = trained()
-        copied = copy.deepcopy(model)
+    def test_copies_count_for_themselves(self, once_trained):
+        copied = copy.deepcopy(once_trained)
         copied.fit(X, Y, verbose=0)
-        assert (model.ledger.steps, copied.ledger.steps) == (5, 10)
+        assert (once_trained.ledger.steps, copied.ledger.steps) == (5, 10)
 
 
 def test_config_round_trip():
@@ -134,8 +139,8 @@ def test_config_round_trip():
 
 
 class TestWeights:
-    def test_keep_the_ledger(self, tmp_path):
-        model = trained()
+    def test_keep_the_ledger(self, once_trained, tmp_path):
+        model = once_trained
         model.save_weights(tmp_path / "model.weights.h5")
         fresh = private(linear(), dpsgd())
         for _ in range(2):
@@ -152,8 +157,8 @@ class TestWeights:
         assert model.ledger.steps == 15
         assert model.epsilon(1e-5) == before
 
-    def test_loading_adds_what_others_spent(self, tmp_path):
-        trained().save_weights(tmp_path / "other.weights.h5")
+    def test_loading_adds_what_others_spent(self, once_trained, tmp_path):
+        once_trained.save_weights(tmp_path / "other.weights.h5")
         model = trained()
         model.load_weights(tmp_path / "other.weights.h5")
         assert model.ledger.steps == 10
@@ -181,32 +186,32 @@ class TestWeights:
         assert model.ledger.steps == int(model.optimizer.iterations) > 0
 
 
+def run(program, folder):
+    """Output of a program in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=folder,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("names", ["keras, tf_dpsub", "tf_dpsub, keras"])
-def test_loads_in_a_process_that_has_imported_us(names, tmp_path):
-    model = trained()
-    model.save(tmp_path / "private.keras")
-    program = f"""
-import {names}
+def test_loads_in_a_process_that_has_imported_us_first(once_trained, tmp_path):
+    once_trained.save(tmp_path / "private.keras")
+    program = """
+import tf_dpsub, keras
 tf_dpsub.make_private
 model = keras.models.load_model("private.keras")
 print(model.ledger.steps)
 """
-    if names.startswith("keras"):
-        program = program.replace("tf_dpsub.make_private\n", "")
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=tmp_path,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    assert int(done.stdout) == model.ledger.steps > 0
+    assert int(run(program, tmp_path)) == once_trained.ledger.steps > 0
 
 
 class TestPlainModel:
-    def test_file_does_not_mention_us(self, tmp_path):
-        model = trained()
+    def test_file_does_not_mention_us(self, once_trained, tmp_path):
+        model = once_trained
         model.model.save(tmp_path / "plain.keras")
         with zipfile.ZipFile(tmp_path / "plain.keras") as archive:
             for name in archive.namelist():
@@ -216,20 +221,25 @@ class TestPlainModel:
         assert_same_weights(loaded, model.model, tolerance=0)
 
     @pytest.mark.slow
-    def test_loads_without_us(self, tmp_path):
-        model = trained()
+    def test_loads_without_us_and_a_private_one_afterwards(
+        self, once_trained, tmp_path
+    ):
+        """Keras may be imported first, and be used."""
+        model = once_trained
         model.model.save(tmp_path / "plain.keras")
+        model.save(tmp_path / "private.keras")
         np.save(tmp_path / "x.npy", X)
-        program = (
-            "import sys\n"
-            "sys.modules['tf_dpsub'] = None\n"
-            "import keras, numpy as np\n"
-            "model = keras.models.load_model('plain.keras')\n"
-            "np.save('y.npy', model.predict(np.load('x.npy'), verbose=0))\n"
-        )
-        subprocess.run(
-            [sys.executable, "-c", program], cwd=tmp_path, check=True
-        )
+        program = """
+import sys
+sys.modules["tf_dpsub"] = None
+import keras, numpy as np
+model = keras.models.load_model("plain.keras")
+np.save("y.npy", model.predict(np.load("x.npy"), verbose=0))
+del sys.modules["tf_dpsub"]
+import tf_dpsub
+print(keras.models.load_model("private.keras").ledger.steps)
+"""
+        assert int(run(program, tmp_path)) == model.ledger.steps > 0
         np.testing.assert_array_equal(
             np.load(tmp_path / "y.npy"), model.predict(X, verbose=0)
         )

@@ -26,19 +26,19 @@ from tests.training.plain_models import (
 
 layers = keras.layers
 
+# Each of their settings changes the weights.
 INNER = {
-    "sgd": lambda: keras.optimizers.SGD(0.1),
-    "momentum": lambda: keras.optimizers.SGD(0.1, 0.9, nesterov=True),
-    "adam": lambda: keras.optimizers.Adam(0.05),
-    "adamw": lambda: keras.optimizers.AdamW(0.05, weight_decay=0.1),
-    "weight_decay": lambda: keras.optimizers.SGD(0.1, weight_decay=0.1),
-    "schedule": lambda: keras.optimizers.SGD(
-        keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)
+    "sgd": lambda: keras.optimizers.SGD(
+        keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5),
+        momentum=0.9,
+        nesterov=True,
+        weight_decay=0.1,
+        clipnorm=0.1,
     ),
     "moving_average": lambda: keras.optimizers.SGD(
         0.1, use_ema=True, ema_momentum=0.5
     ),
-    "clipped_afterwards": lambda: keras.optimizers.SGD(0.1, clipnorm=0.1),
+    "adamw": lambda: keras.optimizers.AdamW(0.05, weight_decay=0.1),
 }
 
 
@@ -57,7 +57,8 @@ class TestEqualsKeras:
             history["loss"], reference["loss"], rtol=1e-5
         )
 
-    @pytest.mark.parametrize("microbatch_size", [1, 2, 7, 64, None])
+    # Those of 7, which do not divide the batch, are below.
+    @pytest.mark.parametrize("microbatch_size", [1, 64, None])
     def test_microbatches_never_change_the_result(self, microbatch_size):
         plain = mlp()
         expected = twin(plain)

@@ -21,9 +21,31 @@ from tf_dpsub.training import private_step
 layers = keras.layers
 
 
+@pytest.fixture(scope="module")
+def shared():
+    """A model of several tests, whose step is traced once."""
+    return private(linear(), dpsgd())
+
+
+@pytest.fixture
+def steps_taken(shared):
+    """Number of steps of the shared model since the test began."""
+    before = shared.ledger.steps
+
+    def count():
+        assert shared.ledger.steps == int(shared.optimizer.iterations)
+        return shared.ledger.steps - before
+
+    return count
+
+
 class TestSteps:
-    @pytest.mark.parametrize("steps_per_execution", [1, 3, 64])
-    def test_ledger_holds_every_step(self, steps_per_execution):
+    def test_ledger_holds_every_step(self, shared, steps_taken):
+        shared.fit(X, Y, epochs=2, verbose=0)
+        assert steps_taken() == 10
+
+    @pytest.mark.parametrize("steps_per_execution", [3, 64])
+    def test_ledger_holds_every_step_of_executions(self, steps_per_execution):
         model = private(
             linear(), dpsgd(), steps_per_execution=steps_per_execution
         )
@@ -31,26 +53,23 @@ class TestSteps:
         assert model.ledger.steps == 10
         assert int(model.optimizer.iterations) == 10
 
-    def test_epoch_is_rounded_up(self):
-        model = private(linear(), dpsgd(batch_size=6))
-        model.fit(X, Y, verbose=0)
-        assert model.ledger.steps == 4
+    def test_epoch_is_rounded_up(self, shared, steps_taken):
+        shared.fit(X[:18], Y[:18], verbose=0)
+        assert steps_taken() == 5
 
-    def test_initial_epoch_and_steps_per_epoch(self):
-        model = private(linear(), dpsgd())
-        model.fit(X, Y, initial_epoch=1, epochs=3, steps_per_epoch=4, verbose=0)
-        assert model.ledger.steps == int(model.optimizer.iterations) == 8
+    def test_initial_epoch_and_steps_per_epoch(self, shared, steps_taken):
+        shared.fit(
+            X, Y, initial_epoch=1, epochs=3, steps_per_epoch=4, verbose=0
+        )
+        assert steps_taken() == 8
 
-    @pytest.mark.parametrize("steps_per_execution", [1, 3])
-    def test_limit_holds_inside_of_an_execution(self, steps_per_execution):
+    def test_limit_holds_inside_of_an_execution(self):
         class Limit(keras.callbacks.Callback):
             def on_train_begin(self, logs=None):
                 assert self.model.current_run.steps == 15
                 self.model.current_run.limit(7)
 
-        model = private(
-            linear(), dpsgd(), steps_per_execution=steps_per_execution
-        )
+        model = private(linear(), dpsgd(), steps_per_execution=3)
         model.fit(X, Y, epochs=3, callbacks=[Limit()], verbose=0)
         assert model.ledger.steps == int(model.optimizer.iterations) == 7
         # The limit ends with the run.
@@ -93,14 +112,13 @@ class TestSteps:
         assert len(after_steps) == 30
         assert len(set(after_steps)) == 1
 
-    def test_sums_take_no_memory_beside_the_first_microbatch(self):
-        model = private(linear(), dpsgd())
-        model.fit(X, Y, verbose=0)
+    def test_sums_take_no_memory_beside_the_first_microbatch(self, shared):
+        shared.fit(X, Y, verbose=0)
         batches = tf.nest.map_structure(
             lambda s: tf.TensorSpec([None, *s.shape[1:]], s.dtype),
-            model.training_step.spec,
+            shared.training_step.spec,
         )
-        step = tf.function(model.training_step._sums, autograph=False)
+        step = tf.function(shared.training_step._sums, autograph=False)
         made = {
             op.type
             for op in step.get_concrete_function(batches).graph.get_operations()
@@ -118,24 +136,27 @@ class TestSteps:
             lambda *args: built.append(args) or step(*args),
         )
         model = private(linear(), dpsgd())
-        for weights in (None, np.ones(len(X)), None, np.ones(len(X))):
-            model.fit(X, Y, sample_weight=weights, verbose=0)
+        x, y = X[:4], Y[:4]
+        for weights in (None, np.ones(4), None, np.ones(4)):
+            model.train_on_batch(x, y, sample_weight=weights)
             assert ("w" in model.training_step.spec) == (weights is not None)
         assert len(built) == 2
+        # Nor does a run need others.
+        model.fit(x, y, verbose=0)
+        assert len(built) == 2
         model.compile(dpsgd(), loss=loss())
-        model.fit(X, Y, verbose=0)
+        model.train_on_batch(x, y)
         assert len(built) == 3
 
-    def test_limit_of_no_steps(self):
+    def test_limit_of_no_steps(self, shared, steps_taken):
         class Limit(keras.callbacks.Callback):
             def on_train_begin(self, logs=None):
                 self.model.current_run.limit(0)
 
-        model = private(linear(), dpsgd())
-        before = model.get_weights()
-        model.fit(X, Y, callbacks=[Limit()], verbose=0)
-        assert model.ledger.steps == 0
-        for own, other in zip(model.get_weights(), before, strict=True):
+        before = shared.get_weights()
+        shared.fit(X, Y, callbacks=[Limit()], verbose=0)
+        assert steps_taken() == 0
+        for own, other in zip(shared.get_weights(), before, strict=True):
             np.testing.assert_array_equal(own, other)
 
     def test_a_run_that_is_refused_leaves_none_in_progress(self, monkeypatch):
@@ -158,32 +179,32 @@ class TestSteps:
         assert model.ledger.steps == 0
 
     @pytest.mark.parametrize("method", ["fit", "train_on_batch"])
-    def test_another_run_within_it_is_refused(self, method):
+    def test_another_run_within_it_is_refused(
+        self, shared, steps_taken, method
+    ):
         """It would end the one in progress, and nothing would be charged."""
 
         class Nested(keras.callbacks.Callback):
             def on_train_batch_end(self, batch, logs=None):
                 getattr(self.model, method)(X[:4], Y[:4])
 
-        model = private(linear(), dpsgd())
         with pytest.raises(RuntimeError, match="fit` in progress, got one"):
-            model.fit(X, Y, callbacks=[Nested()], verbose=0)
-        assert model.ledger.steps == int(model.optimizer.iterations) == 1
-        assert model.current_run is None
+            shared.fit(X, Y, callbacks=[Nested()], verbose=0)
+        assert steps_taken() == 1
+        assert shared.current_run is None
 
-    def test_steps_of_an_interrupted_run_count(self):
+    def test_steps_of_an_interrupted_run_count(self, shared, steps_taken):
         class Interrupt(keras.callbacks.Callback):
             def on_train_batch_end(self, batch, logs=None):
                 if batch == 2:
                     raise KeyboardInterrupt
 
-        model = private(linear(), dpsgd())
         with pytest.raises(KeyboardInterrupt):
-            model.fit(X, Y, callbacks=[Interrupt()], verbose=0)
-        assert model.ledger.steps == int(model.optimizer.iterations) == 3
-        assert model.current_run is None
-        model.fit(X, Y, verbose=0)
-        assert model.ledger.steps == int(model.optimizer.iterations) == 8
+            shared.fit(X, Y, callbacks=[Interrupt()], verbose=0)
+        assert steps_taken() == 3
+        assert shared.current_run is None
+        shared.fit(X, Y, verbose=0)
+        assert steps_taken() == 8
 
 
 class TestOldNames:
@@ -216,15 +237,19 @@ class TestOldNames:
             model.limit_steps(2)
 
 
+def _epochs(model):
+    return sum(entry.epochs for entry in model.ledger.entries)
+
+
 class TestCallbacks:
-    @pytest.mark.parametrize("dropped", [0, 1])
-    def test_dropped_examples_are_shown_if_there_are_any(self, capsys, dropped):
-        x = X.copy()
-        x[:dropped] = np.inf
+    def test_dropped_examples_are_shown_if_there_are_any(self, capsys):
         model = private(linear(), dpsgd(batch_size=len(X)))
-        history = model.fit(x, Y, verbose=2).history
-        assert history["dropped"] == [dropped]
-        assert ("dropped" in capsys.readouterr().out) == bool(dropped)
+        for dropped in (0, 1):
+            x = X.copy()
+            x[:dropped] = np.inf
+            history = model.fit(x, Y, verbose=2).history
+            assert history["dropped"] == [dropped]
+            assert ("dropped" in capsys.readouterr().out) == bool(dropped)
 
     def test_log_rates_and_checkpoints(self, tmp_path):
         model = private(linear(), dpsgd(), metrics=["accuracy"])
@@ -257,27 +282,22 @@ class TestCallbacks:
             assert loaded.ledger.steps == steps
         assert_same_weights(loaded, model)
 
-    def test_one_callback_or_a_list_of_keras(self):
+    def test_one_callback_or_a_list_of_keras(self, shared, steps_taken):
         seen = []
         callback = keras.callbacks.LambdaCallback(
             on_epoch_end=lambda epoch, logs: seen.append(logs["loss"])
         )
-        model = private(linear(), dpsgd())
-        model.fit(X, Y, callbacks=callback, verbose=0)
+        epochs = _epochs(shared)
+        shared.fit(X, Y, callbacks=callback, verbose=0)
         listed = keras.callbacks.CallbackList(
-            [callback], add_history=True, model=model
+            [callback], add_history=True, model=shared
         )
-        model.fit(X, Y, callbacks=listed, verbose=0)
-        model.fit(X, Y, callbacks=listed, verbose=0)
+        shared.fit(X, Y, callbacks=listed, verbose=0)
+        shared.fit(X, Y, callbacks=listed, verbose=0)
         assert len(seen) == 3
-        assert model.ledger.steps == 15
-
-    def test_callback_list_counts_each_epoch_once(self):
-        model = private(linear(), dpsgd())
-        listed = keras.callbacks.CallbackList([], add_history=True, model=model)
-        for _ in range(3):
-            model.fit(X, Y, callbacks=listed, verbose=0)
-        assert sum(entry.epochs for entry in model.ledger.entries) == 3
+        assert steps_taken() == 15
+        # The ledger counts each epoch once.
+        assert _epochs(shared) == epochs + 3
 
     @pytest.mark.filterwarnings("ignore:Expected a ledger_path:UserWarning")
     def test_resumes_after_a_crash(self, tmp_path):

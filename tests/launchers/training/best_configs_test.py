@@ -1,12 +1,12 @@
 """Recipes by one command, on real images."""
 
-import dataclasses
 import importlib
 import json
 
 import numpy as np
 import pytest
 
+from tests.data.short_splits import read_at_most
 from tests.models.checkpoints import write
 from tf_dpsub import data, heads
 from tf_dpsub.data import public_origins
@@ -83,32 +83,20 @@ def test_a_run_from_a_ridge_start(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("data_dir")
-def test_run(public_data, tmp_path):
+def test_run(public_data, tmp_path, monkeypatch):
     """2,000 digits at epsilon 1, far above chance, by features of shapes."""
     config = _config("mnist", public_data)
     config.private_examples = 2000
     config.features.rank = 50
     config.recipe_kwargs = {"steps": 10}
     config.fixed_noise_seed = 0
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(objects, "_load", _first(objects._load, 500))
-        training_run.train(config, tmp_path / "run", results_only=True)
+    monkeypatch.setattr(objects, "_load", data.load)
+    read_at_most(monkeypatch, train=2000, test=500)
+    training_run.train(config, tmp_path / "run", results_only=True)
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["test_accuracy"] > 0.5
     assert 0.99 < result["epsilon"] <= 1
     assert result["steps"] == 10
-
-
-def _first(load, count):
-    """Loads data with fewer test examples."""
-
-    def loaded(*args, **kwargs):
-        data = load(*args, **kwargs)
-        return dataclasses.replace(
-            data, x_test=data.x_test[:count], y_test=data.y_test[:count]
-        )
-
-    return loaded
 
 
 def test_sentences_are_scaled_by_the_lines_of_a_file(tmp_path):

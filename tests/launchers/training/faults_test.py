@@ -24,6 +24,7 @@ pytestmark = pytest.mark.slow
 _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload([__name__])
 EPOCHS, STEPS_PER_EPOCH = 2, 3
+CHECKPOINT = "_000002"
 SETTINGS = {
     "batch_size": 480,
     "epochs": EPOCHS,
@@ -76,8 +77,12 @@ def ledger_of(workdir):
 
 @pytest.fixture(name="at_every_step", scope="module")
 def _at_every_step(tmp_path_factory):
-    """Copies of a workdir before each step: all that a kill there leaves."""
-    workdir = tmp_path_factory.mktemp("steps") / "run"
+    """Copies of a workdir before each step: all that a kill there leaves.
+
+    And before and after the second checkpoint is written.
+    """
+    folder = tmp_path_factory.mktemp("steps")
+    workdir = folder / "run"
     copies = {}
 
     def copy(epoch, step):
@@ -88,7 +93,7 @@ def _at_every_step(tmp_path_factory):
         for epoch in range(1, EPOCHS + 1):
             for step in range(1, STEPS_PER_EPOCH + 1):
                 StopAt(patch, epoch, step, functools.partial(copy, epoch, step))
-        train(SETTINGS, workdir)
+        copies |= copies_at_files(folder, [CHECKPOINT], SETTINGS)
     return copies
 
 
@@ -168,25 +173,16 @@ def copies_at_files(folder, names, changes, **arguments):
     return copies
 
 
-CHECKPOINT = "_000002"
-
-
-@pytest.fixture(name="at_a_checkpoint", scope="module")
-def _at_a_checkpoint(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("checkpoint")
-    return copies_at_files(folder, [CHECKPOINT], SETTINGS | {"epochs": 3})
-
-
 @pytest.mark.parametrize(
     "moment, epochs", [("before", 1), ("after", 2)], ids=str
 )
-def test_killed_while_a_checkpoint_is_written(at_a_checkpoint, moment, epochs):
+def test_killed_while_a_checkpoint_is_written(at_every_step, moment, epochs):
     """The one before is whole, or there are two."""
-    workdir = at_a_checkpoint[CHECKPOINT, moment]
+    workdir = at_every_step[CHECKPOINT, moment]
     assert ledger_of(workdir).steps == 2 * STEPS_PER_EPOCH
-    result = train(SETTINGS | {"epochs": 3}, workdir)
-    assert result["epochs"] == 3
-    assert result["steps"] == (2 + 3 - epochs) * STEPS_PER_EPOCH
+    result = train(SETTINGS, workdir)
+    assert result["epochs"] == EPOCHS
+    assert result["steps"] == (2 + EPOCHS - epochs) * STEPS_PER_EPOCH
 
 
 def weights_of_epochs(*args):

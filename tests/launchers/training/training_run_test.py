@@ -4,6 +4,7 @@ import json
 import math
 import pathlib
 import platform
+import shutil
 import sys
 import zipfile
 
@@ -14,8 +15,9 @@ import tensorflow as tf
 from matplotlib import image
 from tensorboard.backend.event_processing import event_accumulator
 
+from tests.data.short_splits import read_at_most
 from tests.launchers.digits import StopAt, digits_config
-from tests.launchers.programs import contents, python
+from tests.launchers.programs import contents
 from tests.models import checkpoints
 from tf_dpsub import accounting, data
 from tf_dpsub.launchers.training import (
@@ -52,6 +54,13 @@ def finished(tmp_path_factory):
     """The workdir of a finished run, and what `train` returned."""
     workdir = tmp_path_factory.mktemp("finished") / "new" / "run"
     return workdir, training_run.train(digits_config(), workdir)
+
+
+@pytest.fixture(scope="module")
+def results_only(tmp_path_factory):
+    """The same of a run that writes results only."""
+    workdir = tmp_path_factory.mktemp("results")
+    return workdir, train(digits_config(), workdir)
 
 
 @pytest.fixture
@@ -182,9 +191,9 @@ class TestFiles:
         hint = 'not installed: pip install "tf_dpsub[tensorboard]"'
         assert hint in capsys.readouterr().out
 
-    def test_results_only(self, tmp_path):
-        train(digits_config(), tmp_path)
-        assert {path.name for path in tmp_path.iterdir()} == {
+    def test_results_only(self, results_only):
+        workdir, _ = results_only
+        assert {path.name for path in workdir.iterdir()} == {
             "config.json",
             "ledger.json",
             "metrics.csv",
@@ -313,25 +322,27 @@ class TestInterruption:
         rows = read_metrics(tmp_path)
         assert [row["epoch"] for row in rows] == [1, 2]
 
-    @pytest.mark.slow
-    def test_a_crash_loses_no_step_and_the_budget_is_kept(self, tmp_path):
-        # 90 steps an epoch, of which the ledger writes some ahead.
-        changes = {"batch_size": 16, "epochs": 4}
-        crash = (
-            "import os, pytest\n"
-            "from tf_dpsub.launchers.training import training_run\n"
-            "from tests.launchers.digits import StopAt, digits_config\n"
-            "StopAt(pytest.MonkeyPatch(), 2, 16, lambda: os._exit(9))\n"
-            f"config = digits_config(**{changes})\n"
-            f"training_run.train(config, {str(tmp_path)!r})\n"
-        )
-        assert python("-c", crash).returncode == 9
-        before = accounting.PrivacyLedger(tmp_path / "ledger.json")
-        assert before.steps >= 90 + 15
-        assert len(read_metrics(tmp_path)) == 1
+    def test_a_crash_loses_no_step_and_the_budget_is_kept(
+        self, tmp_path, monkeypatch
+    ):
+        """A copy of the workdir is what a crash leaves; see `faults_test`."""
+        config = digits_config(batch_size=16, epochs=4)
+        first, workdir = tmp_path / "first", tmp_path / "crashed"
 
-        config = digits_config(**changes)
-        result = training_run.train(config, tmp_path, resume=True)
+        def copy_and_stop():
+            shutil.copytree(first, workdir)
+            interrupt()
+
+        # 90 steps an epoch, of which the ledger writes some ahead.
+        with monkeypatch.context() as patch:
+            StopAt(patch, 2, 16, copy_and_stop)
+            with pytest.raises(KeyboardInterrupt):
+                train(config, first)
+        before = accounting.PrivacyLedger(workdir / "ledger.json")
+        assert before.steps >= 90 + 15
+        assert len(read_metrics(workdir)) == 1
+
+        result = train(config, workdir, resume=True)
         more = min(3, (4 * 90 - before.steps) // 90)
         assert more > 0
         assert result["epochs"] == 1 + more
@@ -341,7 +352,7 @@ class TestInterruption:
         )
         assert result["epsilon"] == pytest.approx(epsilon)
         assert result["epsilon"] <= 3.0
-        rows = read_metrics(tmp_path)
+        rows = read_metrics(workdir)
         assert [row["epoch"] for row in rows] == list(range(1, 2 + more))
         epsilons = [row["epsilon"] for row in rows]
         assert epsilons == sorted(set(epsilons))
@@ -363,7 +374,15 @@ class TestInitialWeights:
 
     def test_are_taken_as_public(self, finished, tmp_path):
         file = finished[0] / "model.keras"
-        train(digits_config(initial_weights=str(file)), tmp_path)
+        train(
+            digits_config(
+                initial_weights=str(file),
+                epsilon=None,
+                noise_multiplier=2.0,
+                epochs=1,
+            ),
+            tmp_path,
+        )
         statement = tmp_path / "privacy_statement.txt"
         assert "Taken as public: the initial weights" in statement.read_text(
             "utf-8"
@@ -425,7 +444,9 @@ class TestSubspace:
         assert [row["epoch"] for row in rows] == ["1"] * 3 + ["2"] * 3
         assert all(0 < float(row["error"]) < 1 for row in rows)
 
-    def test_private_spectra_are_stated(self, tmp_path):
+    def test_private_spectra_are_stated_and_so_is_no_noise(
+        self, tmp_path, capsys
+    ):
         config = digits_config(
             epsilon=None,
             noise_multiplier=0.0,
@@ -436,6 +457,10 @@ class TestSubspace:
         result = training_run.train(config, tmp_path, results_only=True)
         # Without a clip, which JSON has no number for.
         assert result["l2_norm_clip"] == "inf"
+        assert result["epsilon"] == "inf"
+        assert read_metrics(tmp_path)[0]["epsilon"] == math.inf
+        last = capsys.readouterr().out.splitlines()[-1]
+        assert "(ε = inf, δ = 1e-05)" in last
         with np.load(tmp_path / "private_spectrum.npz") as arrays:
             assert arrays["epochs"].tolist() == [1]
             (eigenvalues,) = arrays["eigenvalues"]
@@ -443,6 +468,7 @@ class TestSubspace:
         assert (np.diff(eigenvalues) <= 0).all() and eigenvalues[0] > 0
         statement = (tmp_path / "privacy_statement.txt").read_text("utf-8")
         assert "private_spectrum.npz" in statement
+        assert "not private" in statement.lower()
 
     def test_a_linear_model_on_features_of_a_file(self, tmp_path):
         rng = np.random.default_rng(0)
@@ -531,16 +557,6 @@ class TestConfig:
         assert (
             "δ = 0.1 is not below 1 / n = 0.000695" in capsys.readouterr().out
         )
-
-    def test_without_noise_the_result_says_so(self, tmp_path, capsys):
-        config = digits_config(epsilon=None, noise_multiplier=0.0, epochs=1)
-        result = train(config, tmp_path)
-        assert result["epsilon"] == "inf"
-        assert read_metrics(tmp_path)[0]["epsilon"] == math.inf
-        last = capsys.readouterr().out.splitlines()[-1]
-        assert "(ε = inf, δ = 1e-05)" in last
-        statement = (tmp_path / "privacy_statement.txt").read_text("utf-8")
-        assert "not private" in statement.lower()
 
     @pytest.mark.parametrize(
         "changes, message",
@@ -638,6 +654,8 @@ class TestTexts:
             reparametrize={"rank": 2},
             optimizer="RGP",
             optimizer_kwargs={"warmup_steps": 2},
+            epsilon=None,
+            noise_multiplier=2.0,
             batch_size=50,
             epochs=2,
         )
@@ -647,6 +665,8 @@ class TestTexts:
         self, config, tmp_path, monkeypatch
     ):
         """Interrupted after an epoch, as by Ctrl-C, it keeps its history."""
+        monkeypatch.setattr(objects, "_load", functools.cache(data.load))
+        read_at_most(monkeypatch, train=100, test=500)
         workdir = tmp_path / "run"
         with monkeypatch.context() as patch:
             original = run_recorder.RunRecorder.on_epoch_end
@@ -667,7 +687,7 @@ class TestTexts:
             assert b"RGP" not in file.read("config.json")
         loaded = keras.saving.load_model(workdir / "model.keras", compile=False)
         dataset = objects.dataset(config)
-        logits = loaded.predict(list(dataset.x_test), verbose=0)
+        logits = loaded(loaded.preprocessor(list(dataset.x_test)))
         accuracy = np.mean(np.argmax(logits, 1) == dataset.y_test)
         assert accuracy == pytest.approx(result["test_accuracy"], abs=1e-6)
 
@@ -715,7 +735,7 @@ class TestResponses:
         """A few, with queries, keys and values alone trained."""
         small = tmp_path / "e2e"
         small.mkdir()
-        for name, lines in (("trainset.csv", 65), ("testset_w_refs.csv", 40)):
+        for name, lines in (("trainset.csv", 65), ("testset_w_refs.csv", 20)):
             text = (pathlib.Path(e2e_dir) / name).read_text("utf-8")
             (small / name).write_text(
                 "\n".join(text.splitlines()[:lines]), "utf-8"
@@ -724,6 +744,8 @@ class TestResponses:
             folder,
             small,
             trainable_layers=("self_attention/(query|key|value)$",),
+            epsilon=None,
+            noise_multiplier=2.0,
             batch_size=32,
         )
         result = training_run.train(config, tmp_path / "run")
@@ -735,7 +757,7 @@ class TestResponses:
         assert rows[0] == ["prompt", "response"]
         assert rows[1][0].startswith("name[Blue Spice], eatType[coffee shop]")
         # Each description once.
-        assert 1 < len(rows) < 39
+        assert 1 < len(rows) < 19
 
     @pytest.mark.slow
     def test_what_is_learned_is_written(self, folder, tmp_path, capsys):
@@ -751,9 +773,9 @@ class TestResponses:
             model_kwargs={"folder": str(folder), "sequence_length": 40},
             epsilon=None,
             noise_multiplier=0.0,
-            learning_rate=1e-2,
+            learning_rate=2e-2,
             batch_size=2,
-            epochs=30,
+            epochs=20,
         )
         result = training_run.train(config, tmp_path / "run", results_only=True)
         assert result["test_perplexity"] < 1.05
@@ -777,10 +799,11 @@ class TestResponses:
             training_run.train(config, tmp_path / "run")
 
 
-def test_a_run_from_before_a_field_existed_goes_on(tmp_path):
+def test_a_run_from_before_a_field_existed_goes_on(results_only, tmp_path):
     """The field has its default: that is what the run did."""
     config = digits_config()
-    first = train(config, tmp_path / "run")
+    workdir, first = results_only
+    shutil.copytree(workdir, tmp_path / "run")
     path = tmp_path / "run" / "config.json"
     saved_config = json.loads(path.read_text())
     del saved_config["reparametrize"], saved_config["trainable_layers"]
