@@ -92,7 +92,8 @@ class Entry:
         build: callable that returns a fresh `Problem`.
         proved: bool, whether the graph implementation must prove it; where
             `False` it must refuse.
-        fallback: str, the implementation that runs it one example at a time.
+        fallback: str, the implementation that runs it one example at a time:
+            `"map_fn"` where `tf.vectorized_map` cannot, and for some loops.
         tolerance: float, the largest relative error.
     """
 
@@ -197,7 +198,7 @@ def relative_error(computed, truth):
     return float(np.max(errors))
 
 
-def traced(problem, implementation="graph"):
+def traced(problem, implementation="graph", is_vectorizable=None):
     """A `tf.function` of (inputs, coefficients) that measures a problem."""
 
     @tf.function(autograph=False)
@@ -207,6 +208,7 @@ def traced(problem, implementation="graph"):
             inputs,
             problem.variables,
             implementation=implementation,
+            is_vectorizable=is_vectorizable,
         )
         return Measured(
             valid=rows.valid,
@@ -227,8 +229,8 @@ def traced(problem, implementation="graph"):
     return run
 
 
-def measure(problem, implementation="graph"):
-    return traced(problem, implementation)(
+def measure(problem, implementation="graph", is_vectorizable=None):
+    return traced(problem, implementation, is_vectorizable)(
         problem.inputs, coefficients(problem)
     )
 
@@ -373,12 +375,11 @@ def conv1d():
 
 @zoo()
 def conv1d_causal():
-    return _series(layers.Conv1D(5, 3, padding="causal"))
-
-
-@zoo()
-def conv1d_causal_dilated():
-    return _series(layers.Conv1D(5, 3, padding="causal", dilation_rate=2))
+    """A dilated one behind one that is not."""
+    return _series(
+        layers.Conv1D(5, 3, padding="causal"),
+        layers.Conv1D(6, 3, padding="causal", dilation_rate=2),
+    )
 
 
 @zoo()
@@ -392,13 +393,11 @@ def conv1d_transpose():
 
 
 @zoo()
-def depthwise_conv1d():
-    return _series(layers.DepthwiseConv1D(3, depth_multiplier=2))
-
-
-@zoo()
-def separable_conv1d():
-    return _series(layers.SeparableConv1D(5, 3))
+def depthwise_and_separable_conv1d():
+    return _series(
+        layers.DepthwiseConv1D(3, depth_multiplier=2),
+        layers.SeparableConv1D(5, 3),
+    )
 
 
 @zoo()
@@ -407,23 +406,21 @@ def conv2d():
 
 
 @zoo()
-def conv2d_one_by_one():
-    return _images(layers.Conv2D(5, 1))
-
-
-@zoo()
 def conv2d_strided():
-    return _images(layers.Conv2D(5, (3, 2), strides=2, padding="same"))
+    """Behind one whose kernel is a matrix."""
+    return _images(
+        layers.Conv2D(5, 1),
+        layers.Conv2D(6, (3, 2), strides=2, padding="same"),
+    )
 
 
 @zoo()
 def conv2d_dilated():
-    return _images(layers.Conv2D(5, 3, dilation_rate=2))
-
-
-@zoo()
-def conv2d_dilated_same():
-    return _images(layers.Conv2D(5, 3, dilation_rate=2, padding="same"))
+    """With padding, and without."""
+    return _images(
+        layers.Conv2D(5, 3, dilation_rate=2, padding="same"),
+        layers.Conv2D(6, 3, dilation_rate=2),
+    )
 
 
 @zoo()
@@ -438,12 +435,11 @@ def conv2d_transpose():
 
 @zoo()
 def depthwise_conv2d():
-    return _images(layers.DepthwiseConv2D(3, depth_multiplier=2))
-
-
-@zoo()
-def depthwise_conv2d_strided():
-    return _images(layers.DepthwiseConv2D(3, strides=2, padding="same"))
+    """One that is strided behind one that is not."""
+    return _images(
+        layers.DepthwiseConv2D(3, depth_multiplier=2),
+        layers.DepthwiseConv2D(3, strides=2, padding="same"),
+    )
 
 
 @zoo()
@@ -453,13 +449,13 @@ def separable_conv2d():
 
 @zoo()
 def conv3d():
-    return _sequential((4, 4, 4, 2), layers.Conv3D(3, 2), *_head(3))
-
-
-@zoo()
-def conv3d_strided():
-    conv = layers.Conv3D(3, 2, strides=2, padding="same")
-    return _sequential((4, 4, 4, 2), conv, *_head(3))
+    """One that is strided behind one that is not."""
+    return _sequential(
+        (4, 4, 4, 2),
+        layers.Conv3D(3, 2),
+        layers.Conv3D(4, 2, strides=2, padding="same"),
+        *_head(3),
+    )
 
 
 @zoo()
@@ -482,7 +478,7 @@ def einsum_dense_plain():
     return _hidden(layers.EinsumDense("ab,bc->ac", 5, bias_axes="c"))
 
 
-@zoo()
+@zoo(fallback="map_fn")
 def einsum_dense_split():
     """The projection into heads, and the one back out of them."""
     return _series(
@@ -508,13 +504,13 @@ def einsum_dense_over_time():
     )
 
 
-@zoo()
+@zoo(fallback="map_fn")
 def multi_head_attention_causal():
     layer = layers.MultiHeadAttention(2, 3)
     return _self_attention(layer, use_causal_mask=True)
 
 
-@zoo()
+@zoo(fallback="map_fn")
 def multi_head_attention_masked():
     rng = _start()
     mask = tf.constant(rng.random((BATCH, 7, 7)) < 0.7)
@@ -526,7 +522,7 @@ def multi_head_attention_masked():
     return _attention([_features(rng, 7, 4), mask], [(7, 4), (7, 7)], rng, call)
 
 
-@zoo()
+@zoo(fallback="map_fn")
 def multi_head_attention_cross():
     """Query, value and key of different lengths and widths."""
     rng = _start()
@@ -539,7 +535,7 @@ def multi_head_attention_cross():
     return _attention([_features(rng, *s) for s in shapes], shapes, rng, call)
 
 
-@zoo()
+@zoo(fallback="map_fn")
 def multi_head_attention_padded():
     """The mask that `Embedding(mask_zero=True)` sends along."""
     rng = _start()
@@ -553,7 +549,7 @@ def multi_head_attention_padded():
     return _classifier(model, tf.constant(tokens), rng)
 
 
-@zoo()
+@zoo(fallback="map_fn")
 def group_query_attention():
     return _self_attention(layers.GroupQueryAttention(3, 4, 2))
 
@@ -564,23 +560,18 @@ def layer_normalization():
 
 
 @zoo()
-def layer_normalization_without_scale():
-    return _hidden(layers.LayerNormalization(scale=False))
-
-
-@zoo()
-def layer_normalization_without_center():
-    return _hidden(layers.LayerNormalization(center=False))
+def layer_normalization_without_a_weight():
+    """One without a scale, and one without a center."""
+    return _hidden(
+        layers.LayerNormalization(scale=False),
+        layers.Dense(5),
+        layers.LayerNormalization(center=False),
+    )
 
 
 @zoo()
 def layer_normalization_of_images():
     return _images(layers.Conv2D(3, 1), layers.LayerNormalization((1, 2, 3)))
-
-
-@zoo()
-def rms_normalization():
-    return _hidden(layers.RMSNormalization())
 
 
 @zoo()
@@ -594,8 +585,10 @@ def group_normalization_of_instances():
 
 
 @zoo()
-def unit_normalization():
-    return _hidden(layers.UnitNormalization())
+def rms_and_unit_normalization():
+    return _hidden(
+        layers.RMSNormalization(), layers.Dense(5), layers.UnitNormalization()
+    )
 
 
 @zoo()
@@ -604,15 +597,14 @@ def prelu():
 
 
 @zoo()
-def prelu_shared_axes():
-    return _images(
-        layers.Conv2D(4, 3), layers.PReLU("uniform", shared_axes=[1, 2])
-    )
-
-
-@zoo()
 def prelu_of_images():
-    return _images(layers.Conv2D(4, 3), layers.PReLU("uniform"))
+    """One slope for each channel, and one for each number."""
+    return _images(
+        layers.Conv2D(4, 3),
+        layers.PReLU("uniform", shared_axes=[1, 2]),
+        layers.Conv2D(6, 3),
+        layers.PReLU("uniform"),
+    )
 
 
 @zoo()
@@ -681,27 +673,14 @@ def conv_lstm():
 
 
 @zoo()
-def lstm_unrolled():
-    rnn = layers.LSTM(3, unroll=True, return_sequences=True)
-    return _series(rnn, length=3)
-
-
-@zoo()
-def gru_unrolled():
-    rnn = layers.GRU(3, unroll=True, return_sequences=True)
-    return _series(rnn, length=3)
-
-
-@zoo()
-def simple_rnn_unrolled():
-    rnn = layers.SimpleRNN(3, unroll=True, return_sequences=True)
-    return _series(rnn, length=3)
-
-
-@zoo()
-def bidirectional_rnn_unrolled():
-    rnn = layers.SimpleRNN(3, unroll=True, return_sequences=True)
-    return _series(layers.Bidirectional(rnn), length=3)
+def recurrent_unrolled():
+    options = {"unroll": True, "return_sequences": True}
+    return _series(
+        layers.LSTM(3, **options),
+        layers.GRU(4, **options),
+        layers.Bidirectional(layers.SimpleRNN(3, **options)),
+        length=3,
+    )
 
 
 @zoo()
@@ -727,7 +706,7 @@ def lora_dense():
     return _with_lora(lambda: layers.Dense(6, activation="tanh"), problem)
 
 
-@zoo()
+@zoo(fallback="map_fn")
 def lora_einsum_dense():
     def problem(layer, rng):
         stack = keras.Input((7, 4)), layer, layers.Flatten()
@@ -940,7 +919,7 @@ def _language_model(model, x, rng):
     return Problem(loss_fn, (x, labels), model.trainable_variables)
 
 
-@zoo()
+@zoo(fallback="map_fn")
 def bert():
     rng = _start()
     backbone = keras_hub.models.BertBackbone(
@@ -958,7 +937,7 @@ def bert():
     return _classifier(model, x, rng)
 
 
-@zoo()
+@zoo(fallback="map_fn")
 def gpt2_tied():
     rng = _start()
     backbone = keras_hub.models.GPT2Backbone(

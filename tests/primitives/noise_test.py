@@ -363,21 +363,25 @@ class TestNoiseKey:
 
     @pytest.mark.slow
     def test_is_fresh_in_a_new_process(self):
+        """Two processes, which have imported TensorFlow in common."""
         program = (
             "from tf_dpsub.primitives import noise\n"
-            "import keras\n"
-            "keras.utils.set_random_seed(0)\n"
-            "print(noise.NoiseKey().advance().numpy().tolist())\n"
+            "import keras, os\n"
+            "for _ in range(2):\n"
+            "    process = os.fork()\n"
+            "    if not process:\n"
+            "        keras.utils.set_random_seed(0)\n"
+            "        key = noise.NoiseKey().advance().numpy().tolist()\n"
+            "        print(key, flush=True)\n"
+            "        os._exit(0)\n"
+            "    assert os.waitpid(process, 0)[1] == 0\n"
         )
-        processes = [
-            subprocess.Popen(
-                [sys.executable, "-c", program],
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for _ in range(2)
-        ]
-        outputs = [process.communicate()[0] for process in processes]
-        assert [process.returncode for process in processes] == [0, 0]
+        outputs = subprocess.run(
+            [sys.executable, "-c", program],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        ).stdout.splitlines()
+        assert len(outputs) == 2
         assert all(output.startswith("[") for output in outputs)
         assert outputs[0] != outputs[1]
