@@ -5,7 +5,7 @@ import numpy as np
 from tf_dpsub import optimizers
 from tf_dpsub.auditing import MechanismAudit
 from tf_dpsub.auditing.step_audit import INPUTS, OUTPUTS
-from tf_dpsub.subspaces import FixedSubspace, PublicSubspace
+from tf_dpsub.subspaces import FixedSubspace, PublicSubspace, RandomSubspace
 
 # At q = 1 and delta = 1e-5 a step has epsilon 1.
 SETTINGS = {"noise_multiplier": 3.73, "l2_norm_clip": 0.7, "batch_size": 16}
@@ -32,6 +32,12 @@ def dpsgd(inner, weights, make=optimizers.DPSGD, **changes):
 def in_subspace(make, **changes):
     return lambda inner, weights: make(
         inner, subspace=subspace(weights), **SETTINGS | changes
+    )
+
+
+def in_random_subspace(make, **changes):
+    return lambda inner, weights: make(
+        inner, subspace=RandomSubspace(rank=5), **SETTINGS | changes
     )
 
 
@@ -76,7 +82,7 @@ MECHANISMS = {
         inner, weights, optimizers.AdaptiveDPSGD, clipped_count_stddev=3.0
     ),
     "ProjectedDPSGD": in_subspace(optimizers.ProjectedDPSGD),
-    "ProjectedDPSGD, ambient": in_subspace(
+    "ProjectedDPSGD, ambient": in_random_subspace(
         optimizers.ProjectedDPSGD, noise="ambient"
     ),
     "GEP": in_subspace(optimizers.GEP, residual_norm_clip=0.2),
@@ -86,7 +92,7 @@ MECHANISMS = {
     "GEP, unit norm": in_subspace(
         optimizers.GEP, residual_norm_clip=0.2, clipping="unit_norm"
     ),
-    "B-GEP": in_subspace(optimizers.GEP, residual=False),
+    "B-GEP": in_random_subspace(optimizers.GEP, residual=False),
     "ProjectedDPSGD, whitened": whitened(optimizers.ProjectedDPSGD),
     "ProjectedDPSGD, whitened, all directions": whitened(
         optimizers.ProjectedDPSGD, truncate=False
@@ -95,13 +101,6 @@ MECHANISMS = {
     "B-GEP, whitened": whitened(optimizers.GEP, residual=False),
     "RGP": lambda inner, weights: dpsgd(
         inner, weights, optimizers.RGP, carriers="random"
-    ),
-    "RGP, automatic": lambda inner, weights: dpsgd(
-        inner,
-        weights,
-        optimizers.RGP,
-        carriers="random",
-        clipping="automatic",
     ),
     "RGP, public": lambda inner, weights: dpsgd(
         inner,
@@ -114,6 +113,20 @@ MECHANISMS = {
         inner, weights, optimizers.DPPowerSGD, rank=2
     ),
 }
+# Of each kind of sum one. Rows are made, in half precision or of several views,
+# before they are clipped, by whatever rule.
+KINDS_OF_SUMS = (
+    "DPSGD",
+    "DPSGD, one at a time",
+    "AdaptiveDPSGD",
+    "ProjectedDPSGD",
+    "GEP",
+    "ProjectedDPSGD, whitened",
+    "GEP, whitened",
+    "RGP",
+    "RGP, public",
+    "DPPowerSGD",
+)
 
 
 def audit_of(make, name="", **settings):

@@ -18,8 +18,10 @@ from tf_dpsub.checks import (
 # Less noise is accounted for as none.
 _LEAST_NOISE = 1e-2
 
-# A search looks at each of so many orders first.
+# Of so many orders one is looked at first; as many of those in a row that are
+# no better end the search.
 _STRIDE = 8
+_NO_BETTER = 4
 
 
 def uniform_epsilon(
@@ -55,9 +57,7 @@ def uniform_epsilon(
     check_count("examples", examples)
     check_count("steps", steps)
     check_delta(delta)
-    return _epsilon_and_order(
-        noise_multiplier, examples, steps, delta, RDP_ORDERS
-    )[0]
+    return _epsilon(noise_multiplier, examples, steps, delta)
 
 
 def uniform_noise_multiplier(
@@ -80,45 +80,47 @@ def uniform_noise_multiplier(
     """
     check_epsilon(epsilon)
 
-    def logarithm(orders, low, high):
-        """Log of the smallest multiplier by these orders, from a bracket."""
+    @functools.cache
+    def excess(logarithm):
+        spent = _epsilon(math.exp(logarithm), examples, steps, delta)
+        return math.log(min(spent, 1e300) / epsilon)
 
-        @functools.cache
-        def excess(logarithm):
-            spent, _ = _epsilon_and_order(
-                math.exp(logarithm), examples, steps, delta, orders
-            )
-            return math.log(min(spent, 1e300) / epsilon)
-
-        while excess(high) > 0:
-            low, high = high, high + 1.0
-        while excess(low) <= 0:
-            low, high = low - 1.0, low
-        found = optimize.brentq(excess, low, high, xtol=1e-4)
-        while excess(found) > 0:
-            found += 1e-4
-        return found
-
-    # Each order bounds epsilon, so that any few of them are enough: first some
-    # of all, then those around the best.
-    few = RDP_ORDERS[::_STRIDE]
-    high = logarithm(few, -1.0, 0.0)
-    _, best = _epsilon_and_order(math.exp(high), examples, steps, delta, few)
-    place = RDP_ORDERS.index(best)
-    around = RDP_ORDERS[max(place - _STRIDE, 0) : place + _STRIDE + 1]
-    return math.exp(logarithm(around, high - 0.01, high))
+    low, high = -1.0, 0.0
+    while excess(high) > 0:
+        low, high = high, high + 1.0
+    while excess(low) <= 0:
+        low, high = low - 1.0, low
+    found = optimize.brentq(excess, low, high, xtol=1e-4)
+    while excess(found) > 0:
+        found += 1e-4
+    return math.exp(found)
 
 
-def _epsilon_and_order(noise_multiplier, examples, steps, delta, orders):
-    """Epsilon by the best of these orders, and that order."""
+def _epsilon(noise_multiplier, examples, steps, delta):
+    """Epsilon by the best order that is looked at.
+
+    Each order bounds epsilon, so that any few of them are enough. Large ones
+    take long: some are looked at from the smallest on until they get no better,
+    then all around the best.
+    """
     if noise_multiplier < _LEAST_NOISE:
-        return math.inf, None
-    accountant = rdp_privacy_accountant.RdpAccountant(
-        orders, dp_accounting.NeighboringRelation.REPLACE_ONE
-    )
-    gaussian = dp_accounting.GaussianDpEvent(noise_multiplier / 2)
+        return math.inf
     event = dp_accounting.SampledWithoutReplacementDpEvent(
-        examples, 1, gaussian
+        examples, 1, dp_accounting.GaussianDpEvent(noise_multiplier / 2)
     )
-    accountant.compose(event, steps)
-    return accountant.get_epsilon_and_optimal_order(delta)
+
+    def by_orders(orders):
+        accountant = rdp_privacy_accountant.RdpAccountant(
+            orders, dp_accounting.NeighboringRelation.REPLACE_ONE
+        )
+        return accountant.compose(event, steps).get_epsilon(delta)
+
+    least, best = math.inf, 0
+    for place in range(0, len(RDP_ORDERS), _STRIDE):
+        spent = by_orders(RDP_ORDERS[place : place + 1])
+        if spent < least:
+            least, best = spent, place
+        elif place >= best + _NO_BETTER * _STRIDE:
+            break
+    around = RDP_ORDERS[max(best - _STRIDE, 0) : best + _STRIDE + 1]
+    return min(least, by_orders(around))

@@ -133,8 +133,7 @@ class StepAudit:
         self.released_numbers = sum(self._sizes)
         self._claims = claims(self.optimizer, len(shapes))
         self._many = tf.function(self._traced_steps, autograph=False)
-        self._scores = tf.function(self._traced_scores, autograph=False)
-        self._low_bits = tf.function(self._traced_low_bits, autograph=False)
+        self._attacks = tf.function(self._traced_attacks, autograph=False)
         self._pairs = tf.function(
             self._traced_pairs,
             autograph=False,
@@ -200,8 +199,8 @@ class StepAudit:
             Float arrays `[steps]`, in claimed standard deviations of the noise:
             of what is released, and of what the last example adds to it.
         """
-        scores = self._scores(*self._arguments(batch, rows), tf.constant(steps))
-        return [values.numpy()[:, 0].astype(float) for values in scores]
+        scores, shifts, _ = self._attacked(batch, steps, rows)
+        return [scores.astype(float), shifts.astype(float)]
 
     def refuted(self, batch: tuple, steps: int, rows: int | None = None):
         """Counts numbers whose low bits tell that the last example is there.
@@ -215,10 +214,7 @@ class StepAudit:
             Float array `[steps]`, numbers that rule out the sum without the
             example, less those that rule out the sum with it.
         """
-        (refuted,) = self._low_bits(
-            *self._arguments(batch, rows), tf.constant(steps)
-        )
-        return refuted.numpy()[:, 0]
+        return self._attacked(batch, steps, rows)[2]
 
     def sums(self, batch, rows=None) -> list:
         """The sums that a batch would release without noise.
@@ -243,6 +239,11 @@ class StepAudit:
             Tuple of arrays as those of the batch; zeros where nothing does.
         """
         return tuple(g.numpy() for g in self._ascent(*batch))
+
+    def _attacked(self, batch, steps, rows):
+        """Arrays `[steps]`: those of `scores`, and that of `refuted`."""
+        found = self._attacks(*self._arguments(batch, rows), tf.constant(steps))
+        return [values.numpy()[:, 0] for values in found]
 
     def _arguments(self, batch, rows):
         """A batch, and how many of its rows are real, for a traced function."""
@@ -323,37 +324,30 @@ class StepAudit:
         weights = sum(math.prod(w.shape) for w in self._weights)
         return self._repeated(step, [self.released_numbers, weights], steps)
 
-    def _traced_scores(self, x, y, rows, steps):
+    def _traced_attacks(self, x, y, rows, steps):
+        """Scores, shifts and refuted sums of steps: one trace serves both."""
         data = self._batch((x, y), rows)
         stddevs = tf.constant(self._stddevs(), tf.float32)
 
         def step():
             self.optimizer.prepare()
-            with_it, without = self._traced_pair(x, y)
+            sums = with_it, without = self._traced_pair(x, y)
             moved = [a - b for a, b in zip(with_it, without)]
             shift = _flat(moved) / stddevs
             size = tf.norm(shift)
-            score = tf.reduce_sum(
-                _flat(self._noisy_sums(data)) / stddevs * shift
-            )
-            return [tf.math.divide_no_nan(score, size)], [size]
-
-        return self._repeated(step, [1, 1], steps)
-
-    def _traced_low_bits(self, x, y, rows, steps):
-        data = self._batch((x, y), rows)
-
-        def step():
-            self.optimizer.prepare()
-            sums = self._traced_pair(x, y)
             noisy = _flat(self._noisy_sums(data))
+            score = tf.reduce_sum(noisy / stddevs * shift)
             refuted = [
                 tf.math.count_nonzero(~_is_reachable(noisy, s), dtype="float32")
                 for s in sums
             ]
-            return [[refuted[1] - refuted[0]]]
+            return (
+                [tf.math.divide_no_nan(score, size)],
+                [size],
+                [refuted[1] - refuted[0]],
+            )
 
-        return self._repeated(step, [1], steps)
+        return self._repeated(step, [1, 1, 1], steps)
 
     def _repeated(self, step, sizes, steps):
         """Stacks what so many steps return, each from the start."""
