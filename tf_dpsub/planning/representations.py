@@ -174,9 +174,7 @@ class Representations:
         raw = flat(self._features)
         public = public_ridge.outputs(raw, self._scaling)
         normalization = PublicNormalization.from_features(public)
-        return _predictions(
-            keras.Model(raw.input, normalization(raw.output))
-        )
+        return _predictions(keras.Model(raw.input, normalization(raw.output)))
 
 
 def size(name: str, shape: tuple, features) -> int | None:

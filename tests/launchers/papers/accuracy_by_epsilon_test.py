@@ -13,10 +13,8 @@ from tests.launchers.programs import run_main
 from tf_dpsub.configs.best import digits
 from tf_dpsub.launchers import papers, reproduce
 from tf_dpsub.launchers.papers import accuracy_by_epsilon as study
-from tf_dpsub.launchers.papers.engine import feature_cache
+from tf_dpsub.launchers.papers.engine import feature_cache, linear_heads
 from tf_dpsub.launchers.training import objects
-
-SETTING = study.Setting(rate=1.0, clip=0.1, steps=20)
 
 
 @pytest.fixture(scope="module")
@@ -86,47 +84,6 @@ def run(tmp_path, capsys, **values):
     return run_main(reproduce, capsys, **values)
 
 
-class TestTrainHead:
-    def split(self, test=500):
-        generator = np.random.default_rng(0)
-        y = generator.integers(0, 3, 2000 + test)
-        x = np.eye(3, 8, dtype=np.float32)[y]
-        x += 0.3 * generator.normal(size=x.shape).astype(np.float32)
-        return feature_cache.Split(
-            x_train=x[:2000],
-            y_train=y[:2000],
-            x_test=x[2000:],
-            y_test=y[2000:],
-        )
-
-    def test_learns_and_spends_its_budget(self):
-        result = study.train_head(self.split(), SETTING, 2.0, seed=1)
-        assert result["accuracy"] > 0.8
-        assert 1.99 < result["epsilon"] <= 2.0
-        assert (result["examples"], result["features"]) == (2000, 8)
-
-    def test_seeds_draw_the_noise(self):
-        first, again, other = (
-            study.train_head(
-                self.split(), dataclasses.replace(SETTING, steps=2), 0.05, s
-            )["accuracy"]
-            for s in (1, 1, 2)
-        )
-        assert first == again != other
-
-    def test_the_rate_is_a_multiple_of_the_rule(self):
-        slow, fast = (
-            study.train_head(
-                self.split(10),
-                dataclasses.replace(SETTING, steps=1, rate=rate),
-                1.0,
-                seed=1,
-            )["learning_rate"]
-            for rate in (0.5, 2.0)
-        )
-        assert fast == pytest.approx(4 * slow)
-
-
 def test_what_is_held_out_is_not_trained_on():
     x, y = np.arange(10.0)[:, None], np.arange(10)
     whole = feature_cache.Split(x_train=x, y_train=y, x_test=-x, y_test=-y)
@@ -155,7 +112,7 @@ class TestRun:
             study.AccuracyByEpsilon().points(), finished, 0.05
         )
         tuned = {}
-        for file in finished.glob("trials/*_held_out_rank*.json"):
+        for file in finished.glob("trials/*_simulated_rank*.json"):
             held = json.loads(file.read_text())
             del held["setting"]["steps"]
             tuned[held["accuracy"]] = held["setting"]
@@ -169,9 +126,22 @@ class TestRun:
     def test_what_is_finished_is_not_run_again(
         self, copied, public_images, capsys, monkeypatch
     ):
-        monkeypatch.setattr(study, "train_head", None)
+        monkeypatch.setattr(linear_heads, "train", None)
+        monkeypatch.setattr(linear_heads, "simulate", None)
         out, _, code = run(copied.parent, capsys, public_images=public_images)
-        assert (code, "held_out" in out) == (0, False)
+        assert (code, "simulated" in out) == (0, False)
+
+    def test_another_epsilon_starts_where_the_nearest_ended(
+        self, small, finished
+    ):
+        (row, other) = study.finished_rows(
+            [study.Point(small, 4.0)], finished, 0.05
+        )
+        trials = study._Trials(study.Point(small, 1.0), finished, 0.05)
+        assert trials._starts() == {
+            row.method: dataclasses.asdict(row.setting),
+            other.method: dataclasses.asdict(other.setting),
+        }
 
     def test_a_missing_seed_is_run_again_and_shown_as_missing(
         self, small, copied, public_images, capsys
