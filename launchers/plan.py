@@ -12,7 +12,7 @@ Then it compares mechanisms for the config's own model. It predicts, for each
 method, rank and clip, the signal-to-noise ratio of a step, and how well the
 mean of what the run releases is aligned with the gradient; measures time and
 memory of a step; and recommends a method with its settings. This needs labels;
---nomechanisms leaves it out.
+--nocompare leaves it out.
 
 `report.html`, `plan.json`, `table.md` and `plan.png` are written to the
 workdir. `--dry_run` says what would be compared.
@@ -63,8 +63,8 @@ _SIMULATED_STEPS = flags.DEFINE_integer(
     "simulated_steps", 1000, "Steps on public examples, at most."
 )
 _COST = flags.DEFINE_bool("cost", True, "Measure time and memory of steps.")
-_MECHANISMS = flags.DEFINE_bool(
-    "mechanisms", True, "Compare mechanisms for the config's own model."
+_COMPARE = flags.DEFINE_bool(
+    "compare", True, "Compare mechanisms for the config's own model."
 )
 
 
@@ -115,7 +115,7 @@ def _compares_mechanisms(config):
 
     has_labels = _LABELLED.value == "test" or objects.labelled_public(config)
     # The mechanism is a part of a recipe.
-    return _MECHANISMS.value and has_labels and config.recipe is None
+    return _COMPARE.value and has_labels and config.recipe is None
 
 
 def _check(search):

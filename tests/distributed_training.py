@@ -57,14 +57,14 @@ def _chosen():
     return _public(rank="auto", max_rank=6, horizon=10**6)
 
 
-# Optimizers, and functions that make their arguments.
+# Optimizers, and functions that make their arguments: one for each kind of sums,
+# and of public state. B-GEP is a part of GEP, on what RPDP-SGD has.
 MECHANISMS = {
     "DP-SGD": ("DPSGD", dict),
     "DP-SGD, adaptive": (
         "AdaptiveDPSGD",
         lambda: {"clipped_count_stddev": 10.0},
     ),
-    "DP-SGD, clips of layers": ("DPSGD", lambda: {"layer_clips": "equal"}),
     "PDP-SGD": (
         "ProjectedDPSGD",
         lambda: {"subspace": _in_layers(), "start_step": 1},
@@ -75,7 +75,6 @@ MECHANISMS = {
         "GEP",
         lambda: {"subspace": _in_layers(), "residual_norm_clip": 0.5},
     ),
-    "B-GEP": ("GEP", lambda: {"subspace": _random(), "residual": False}),
     "RGP": ("RGP", lambda: {"warmup_steps": 2}),
     "RGP-random": ("RGP", lambda: {"carriers": "random"}),
     "RGP-public": (
