@@ -21,9 +21,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
         os.environ.setdefault(name, "1")
 
 
-# Python makes a full collection whenever what is new is a quarter of what is old.
-# Nothing is old where `fresh_module` froze it, so that these took a tenth of the
-# suite. That fixture makes one after each file.
+# Python makes a full collection whenever what is new is a quarter of what is
+# old. Nothing is old where `fresh_module` froze it, so that these took a tenth
+# of the suite. That fixture makes one after each file.
 gc.set_threshold(*gc.get_threshold()[:2], 100)
 
 

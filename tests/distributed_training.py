@@ -57,7 +57,7 @@ def _chosen():
     return _public(rank="auto", max_rank=6, horizon=10**6)
 
 
-# Optimizers, and functions that make their arguments: one for each kind of sums,
+# Optimizers, and functions that make their arguments: one for each kind of sums
 # and of public state. B-GEP is a part of GEP, on what RPDP-SGD has.
 MECHANISMS = {
     "DP-SGD": ("DPSGD", dict),

@@ -39,6 +39,7 @@ def small():
         patch.setattr(study, "_SEEDS", (1, 2))
         patch.setattr(study, "_RATES", (1.0, 2.0))
         patch.setattr(study, "_CLIPS", (0.1,))
+        patch.setattr(study, "_START_CLIP", 0.1)
         patch.setattr(study, "_STEPS", (60,))
         patch.setattr(study, "_RANKS", (16,))
         patch.setattr(study, "_WHITEN", (0.5,))

@@ -45,3 +45,13 @@ def test_says_which_coordinates_are_at_an_end():
 def test_stays_where_nothing_is_better():
     best, _ = neighbour_search.best_of(Point(3, 3), GRID, lambda p: 1.0)
     assert best == Point(3, 3)
+
+
+def test_a_small_gain_is_not_worth_a_move():
+    start, found = Point(0, 0), {}
+    for least_gain in (0.5, 1.5):
+        found[least_gain], _ = neighbour_search.best_of(
+            start, GRID, lambda p: float(p.a), least_gain
+        )
+    assert found[0.5] != start
+    assert found[1.5] == start
