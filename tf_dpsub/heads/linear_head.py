@@ -2,6 +2,7 @@
 
 import keras
 
+from tf_dpsub.layers.frozen_features import FrozenFeatures
 from tf_dpsub.training import kept_features
 
 
@@ -29,3 +30,31 @@ def of(model):
             f"'{model.name}'."
         )
     return layer
+
+
+def on_features(model):
+    """Finds the head of a model, and that it takes the features themselves.
+
+    Args:
+        model: plain `keras.Model`.
+
+    Returns:
+        A `keras.layers.Dense`.
+
+    Raises:
+        ValueError: if there is none, or there are layers before it.
+    """
+    head = of(model)
+    is_features = [isinstance(v, FrozenFeatures) for v in model.layers]
+    between = [
+        layer.name
+        for layer in model.layers[is_features.index(True) + 1 : -1]
+        if not isinstance(layer, (keras.layers.Flatten, keras.layers.Reshape))
+    ]
+    if between:
+        raise ValueError(
+            "Expected a dense layer that takes the frozen features themselves, "
+            f"got {', '.join(between)} between these in '{model.name}'. Make "
+            "these layers a part of the features."
+        )
+    return head

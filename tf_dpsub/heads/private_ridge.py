@@ -143,7 +143,7 @@ class PrivateRidge:
             ValueError: if the model is no such classifier, if labels are no
                 integers, if lengths differ, or in one of several workers.
         """
-        head = linear_head.of(model.model)
+        head = linear_head.on_features(model.model)
         _require_one_worker(model)
         y = np.asarray(y).reshape(-1)
         if y.dtype.kind not in "biu":
