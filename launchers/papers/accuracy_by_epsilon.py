@@ -504,6 +504,17 @@ def _figure(title, rows):
                 capsize=3,
             )
         ticks = sorted({r.point.epsilon for r in rows if r.point.task == task})
+        published = [p for p in task.published if p.epsilon in ticks]
+        if published:
+            axes.plot(
+                [p.epsilon for p in published],
+                [p.accuracy for p in published],
+                label="published",
+                color=figures.GREY,
+                marker="*",
+                markersize=10,
+                linestyle="",
+            )
         figures.log_ticks(axes, {e: f"{e:g}" for e in ticks})
         axes.set_xlabel("ε")
     grid[0].set_ylabel("test accuracy, %")
