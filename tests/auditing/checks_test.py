@@ -368,9 +368,7 @@ def test_broken_twin_is_caught(name):
         "independence": lambda: audit.check_noise(800),
         "divisor": lambda: audit.check_divisor(800),
         "sensitivity": lambda: audit.check_sensitivity(300),
-        # As few runs as in `test_mechanism_passes`, which prove nothing of the
-        # noise that is claimed.
-        "epsilon": lambda: audit.check_epsilon(runs=200),
+        "epsilon": lambda: audit.check_epsilon(runs=2000),
         "low bits": lambda: audit.check_low_bits(runs=100),
     }[check]()
     caught = {f.check for f in found if not f.passed}

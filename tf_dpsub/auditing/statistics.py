@@ -128,9 +128,6 @@ def best_threshold(
 ) -> float:
     """The threshold between two normal scores that should prove most.
 
-    Where none should prove anything, which so few runs do of so much noise, it
-    is that in the middle: noise that is too small is found there.
-
     Args:
         shift: float, by how many standard deviations their means differ.
         runs: int, scores of each kind.
@@ -138,15 +135,12 @@ def best_threshold(
         confidence: float, of that bound.
     """
 
-    middle = shift / 2
-
     def expected(threshold):
         counts = [
             round(runs * stats.norm.sf(threshold - mean)) for mean in (shift, 0)
         ]
-        bound = epsilon_of_rates(
+        return epsilon_of_rates(
             counts[0], runs, counts[1], runs, delta=delta, confidence=confidence
         )
-        return bound, -abs(threshold - middle)
 
     return max(np.linspace(-3, shift + 3, 121), key=expected)
