@@ -1,11 +1,8 @@
 """Choice of a method, its settings and their accuracy, from public examples."""
 
+from tf_dpsub.planning.approaches import Approach
 from tf_dpsub.planning.planner import Plan, plan
-from tf_dpsub.planning.recommendation import (
-    Approach,
-    Recommendation,
-    recommend,
-)
+from tf_dpsub.planning.recommendation import Recommendation, recommend
 from tf_dpsub.planning.search import Candidate
 from tf_dpsub.planning.settings import PlannedRun, SearchSpace, Simulation
 from tf_dpsub.planning.signals import Signal
