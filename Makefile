@@ -38,7 +38,9 @@ INTERPRETER = $(or $(call first,python3 python3.13 python3.12 python3.11),\
 VENV := .venv
 endif
 RUN := $(VENV)/bin/python
-INSTALL := -m pip install -q --prefer-binary --disable-pip-version-check
+# Modules are compiled when they are imported, which most never are.
+INSTALL := -m pip install -q --no-compile --prefer-binary \
+	--disable-pip-version-check
 
 # TensorFlow Privacy's last TensorFlow runs on no later Python.
 PYTHON311 = $(or $(call first,python3.11),$(error Comparing with other \

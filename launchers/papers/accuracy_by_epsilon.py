@@ -30,10 +30,12 @@ _METHODS = (_SUBSPACE, _ALL_FEATURES)
 _RATES = tuple(2.0**k for k in range(-4, 5))
 _CLIPS = tuple(0.1 * 2.0**k for k in range(-3, 4))
 _STEPS = (8, 15, 30, 60, 100, 150, 250, 400)
+# Trying some of these at once takes hardly longer than one.
+_TOGETHER = ("rate", "clip", "steps")
 # Of the subspace alone. The largest rank is that of the public features.
 _RANKS = (60, 125, 250, 500, 1000)
 _WHITEN = (0.0, 0.25, 0.5, 0.75, 1.0)
-_START_CLIP, _START_RANK, _START_WHITEN = 0.025, 500, 0.5
+_START_CLIP, _START_RANK, _START_WHITEN = 0.025, 1000, 0.75
 # About the standard error of an accuracy on 10,000 examples.
 _LEAST_GAIN = 1e-3
 # Ends beyond which there is nothing else: below the smallest clip all gradients
@@ -254,12 +256,12 @@ class _Trials:
         grid = self._grid(method)
         start = self._start(method, grid)
         setting, ends = neighbour_search.best_of(
-            start, grid, self._score, _LEAST_GAIN
+            start, grid, self._scores, _TOGETHER, _LEAST_GAIN
         )
         results = []
         for seed in _SEEDS:
             try:
-                results.append(self._result("test", setting, seed))
+                results.append(self._tested(setting, seed))
             except neighbour_search.Unknown:
                 break
         return Row(
@@ -324,34 +326,79 @@ class _Trials:
         rows.sort(key=lambda r: -abs(math.log(r.point.epsilon / epsilon)))
         return {row.method: dataclasses.asdict(row.setting) for row in rows}
 
-    def _score(self, setting):
-        self._tried += 1
-        return self._result("simulated", setting, _TUNING_SEED)["accuracy"]
+    def _scores(self, settings):
+        """Held-out accuracies of settings, of which missing ones are tried."""
+        self._tried += len(settings)
+        files_of = {
+            s: self._file("simulated", s, _TUNING_SEED) for s in settings
+        }
+        missing = [s for s in settings if not files_of[s].exists()]
+        missing.sort(key=_features)
+        for _, group in itertools.groupby(missing, _features):
+            self._simulate({s: files_of[s] for s in group})
+        return [files.read_json(files_of[s])["accuracy"] for s in settings]
 
-    def _result(self, part, setting, seed):
-        """The result of a trial, which runs unless its file is there."""
-        steps = max(1, round(self._fraction * setting.steps))
-        setting = dataclasses.replace(setting, steps=steps)
-        name = f"{self._point.name}_{part}_{setting.name}_seed{seed}"
-        file = self._folder / "trials" / f"{name}.json"
-        if file.exists():
-            return files.read_json(file)
+    def _simulate(self, files_of):
+        """Tries settings that have the same features, at once.
+
+        Args:
+            files_of: dict from settings to the files of their results.
+        """
+        split = self._split(next(iter(files_of)))
+        results = linear_heads.simulate(
+            split.held_out(self._point.task.held_out),
+            [self._shortened(setting) for setting in files_of],
+            self._point.epsilon,
+            _DELTA,
+            _TUNING_SEED,
+        )
+        for (setting, file), result in zip(files_of.items(), results):
+            self._write(file, result, setting, _TUNING_SEED)
+
+    def _tested(self, setting, seed):
+        """The result of a private run, which is made unless it was before."""
+        file = self._file("test", setting, seed)
+        if not file.exists():
+            result = linear_heads.train(
+                self._split(setting),
+                self._shortened(setting),
+                self._point.epsilon,
+                _DELTA,
+                seed,
+            )
+            self._write(file, result, setting, seed)
+        return files.read_json(file)
+
+    def _split(self, setting):
         if self._cache is None:
-            raise neighbour_search.Unknown(name)
-        split = self._cache.split(setting.rank, setting.whiten)
-        run = linear_heads.train
-        if part == "simulated":
-            split = split.held_out(self._point.task.held_out)
-            run = linear_heads.simulate
-        result = run(split, setting, self._point.epsilon, _DELTA, seed)
-        result |= {"setting": dataclasses.asdict(setting), "seed": seed}
-        files.write_json(file, result)
+            raise neighbour_search.Unknown(self._point.name)
+        return self._cache.split(setting.rank, setting.whiten)
+
+    def _shortened(self, setting):
+        steps = max(1, round(self._fraction * setting.steps))
+        return dataclasses.replace(setting, steps=steps)
+
+    def _file(self, part, setting, seed):
+        name = self._shortened(setting).name
+        return (
+            self._folder
+            / "trials"
+            / f"{self._point.name}_{part}_{name}_seed{seed}.json"
+        )
+
+    def _write(self, file, result, setting, seed):
+        setting = dataclasses.asdict(self._shortened(setting))
+        files.write_json(file, result | {"setting": setting, "seed": seed})
         print(
-            f"{name}: {100 * result['accuracy']:.2f} % in "
+            f"{file.stem}: {100 * result['accuracy']:.2f} % in "
             f"{durations.text(result['seconds'])}",
             flush=True,
         )
-        return result
+
+
+def _features(setting):
+    """What a setting's features depend on, to be sorted and grouped by."""
+    return (setting.rank or 0, setting.whiten or 0.0)
 
 
 def _is_natural(setting, field):

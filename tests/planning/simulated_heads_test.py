@@ -67,6 +67,35 @@ def test_noise_is_that_of_all_private_examples(examples):
         assert np.std(differences) == pytest.approx(head.noise, rel=0.06)
 
 
+def test_heads_that_are_trained_at_once_do_not_disturb_each_other(examples):
+    x, y = examples
+    start = np.zeros((9, 3))
+    settings = [(2, 1.0, 0.1), (5, 2.0, 0.1), (3, 1.0, 0.05)]
+    several = [
+        heads.FullBatch(
+            1000,
+            1.0,
+            1e-5,
+            steps=steps,
+            learning_rate=rate,
+            l2_norm_clip=clip,
+        )
+        for steps, rate, clip in settings
+    ]
+
+    def generators():
+        return [np.random.default_rng(seed) for seed in range(len(several))]
+
+    kernels = simulated_heads.full_batches(x, y, start, several, generators())
+    for kernel, head, generator in zip(kernels, several, generators()):
+        np.testing.assert_allclose(
+            kernel,
+            simulated_heads.full_batch(x, y, start, head, generator),
+            rtol=1e-4,
+            atol=1e-5,
+        )
+
+
 def test_ridge_is_that_of_the_private_solver(examples):
     x, y = examples
     features = x / np.median(np.linalg.norm(x, axis=1))

@@ -51,37 +51,43 @@ def _head(examples, setting, epsilon, delta):
     )
 
 
-def simulate(split, setting, epsilon, delta, seed):
-    """Trains a linear head as `train` does, by a simulation.
+def simulate(split, settings, epsilon, delta, seed):
+    """Trains linear heads as `train` does, by a simulation.
 
     The noise has the same distribution, but is neither secure nor exact:
     nothing is released by it.
 
-    Args: as `train`.
+    Args:
+        split: `feature_cache.Split`, the features of all settings.
+        settings: list of `Setting`, which differ in neither rank nor whitening.
+        epsilon, delta, seed: as `train`.
 
     Returns:
-        dict of the accuracy, the number of examples and of how long it took.
+        List of dicts, for each setting the accuracy, the number of examples
+        and its share of how long it took.
     """
     from tf_dpsub.planning import simulated_heads
 
     began = time.monotonic()
     examples, size = split.x_train.shape
     num_classes = int(split.y_train.max()) + 1
-    kernel = simulated_heads.full_batch(
+    kernels = simulated_heads.full_batches(
         split.x_train,
         split.y_train,
         np.zeros((size, num_classes)),
-        _head(examples, setting, epsilon, delta),
-        np.random.default_rng(seed),
+        [_head(examples, setting, epsilon, delta) for setting in settings],
+        [np.random.default_rng(seed) for _ in settings],
     )
-    is_right = simulated_heads.is_right(
-        kernel, split.x_test.astype(np.float32), split.y_test
-    )
-    return {
-        "accuracy": float(is_right.mean()),
-        "examples": examples,
-        "seconds": time.monotonic() - began,
-    }
+    x_test = split.x_test.astype(np.float32)
+    accuracies = [
+        float(simulated_heads.is_right(kernel, x_test, split.y_test).mean())
+        for kernel in kernels
+    ]
+    seconds = (time.monotonic() - began) / len(settings)
+    return [
+        {"accuracy": accuracy, "examples": examples, "seconds": seconds}
+        for accuracy in accuracies
+    ]
 
 
 def train(split, setting, epsilon, delta, seed):

@@ -7,19 +7,22 @@ class Unknown(Exception):
     """The score of a point is not known, and not to be computed now."""
 
 
-def best_of(start, grid, score, least_gain=0.0):
-    """Climbs from point to point, one coordinate at a time.
+def best_of(start, grid, scores, together=(), least_gain=0.0):
+    """Climbs from point to point, to the best of the neighbours each time.
 
-    A coordinate is moved to the next value of its grid as long as the score
-    grows, in one direction or else in the other; all coordinates in turn, until
-    none can be moved. So both neighbours of the result along each coordinate
-    were scored, and gain no more than `least_gain`, except beyond an end of the
-    grid.
+    One coordinate is climbed along after another, those of `together` at once,
+    until no coordinate can be moved. So both neighbours of the result along
+    each coordinate were scored, and gain no more than `least_gain`, except
+    beyond an end of the grid.
 
     Args:
         start: frozen dataclass, a point of the grid.
         grid: dict from fields of the point to tuples of values, ascending.
-        score: function of a point that returns a float. Called once for each.
+        scores: function of a list of points that returns the score of each, a
+            list of floats. It is called once for each point, with all that are
+            to be compared next.
+        together: tuple of fields that are climbed along at once: each of their
+            neighbours is scored before the best is chosen. Defaults to `()`.
         least_gain: float, the growth of the score that is not worth a move.
             Defaults to `0.0`.
 
@@ -27,20 +30,26 @@ def best_of(start, grid, score, least_gain=0.0):
         A pair: the best point, and the fields whose value is at an end of
         their grid.
     """
-    scores: dict = {}
+    known: dict = {}
 
-    def known(point):
-        if point not in scores:
-            scores[point] = score(point)
-        return scores[point]
+    def climbed(best, fields):
+        while True:
+            neighbours = _neighbours(best, fields, grid)
+            new = [p for p in (best, *neighbours) if p not in known]
+            known.update(zip(new, scores(new)))
+            top = max(neighbours, key=known.__getitem__, default=best)
+            if known[top] <= known[best] + least_gain:
+                return best
+            best = top
 
-    best, is_better = start, True
-    while is_better:
-        is_better = False
-        for field in grid:
-            moved = _moved(best, field, grid[field], known, least_gain)
-            is_better = is_better or moved != best
-            best = moved
+    steps = [(field,) for field in grid if field not in together]
+    if together:
+        steps.insert(0, tuple(together))
+    best, before = start, None
+    while best != before:
+        before = best
+        for fields in steps:
+            best = climbed(best, fields)
     ends = [
         field
         for field, values in grid.items()
@@ -49,18 +58,15 @@ def best_of(start, grid, score, least_gain=0.0):
     return best, ends
 
 
-def _moved(point, field, values, score, least_gain):
-    """The best point that climbing along one coordinate leads to."""
-    for direction in (1, -1):
-        start = point
-        while True:
-            position = values.index(getattr(point, field)) + direction
-            if not 0 <= position < len(values):
-                break
-            other = dataclasses.replace(point, **{field: values[position]})
-            if score(other) <= score(point) + least_gain:
-                break
-            point = other
-        if point != start:
-            break
-    return point
+def _neighbours(point, fields, grid):
+    """The points next to one along some fields."""
+    found = []
+    for field in fields:
+        values = grid[field]
+        position = values.index(getattr(point, field))
+        found += [
+            dataclasses.replace(point, **{field: values[p]})
+            for p in (position - 1, position + 1)
+            if 0 <= p < len(values)
+        ]
+    return found
