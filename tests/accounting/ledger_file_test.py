@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from tests.accounting.entries import BATCHES, POISSON, ledger_of
+from tests.accounting.entries import BATCHES, POISSON, changed, ledger_of
 from tf_dpsub.accounting import LedgerEntry, PrivacyLedger
 
 # As version 0.1.0 wrote it.
@@ -71,8 +71,17 @@ class TestFormat:
         for entry in content["entries"]:
             assert entry.pop("private_state") is False
             assert entry.pop("uncovered") == []
+            # Only where there was one.
+            assert "target" not in entry
         found = PrivacyLedger.from_json(json.dumps(content))
         assert found.entries == ledger.entries
+
+    def test_a_target_is_kept(self):
+        found = changed(POISSON, target="(ε = 2, δ = 1e-05)")
+        ledger = ledger_of((found, 3, 1))
+        again = PrivacyLedger.from_json(ledger.to_json())
+        assert again.entries == ledger.entries
+        assert again.entries[0].target == "(ε = 2, δ = 1e-05)"
 
 
 def damaged(edit):

@@ -27,8 +27,8 @@ def test_poisson_run():
     text = stated((POISSON, 6000, 15), model_name="cnn")
     for part in (
         "Privacy statement of 'cnn'",
-        "(ε = 0.7243, δ = 1e-05)-differentially private, with Poisson "
-        "sampling, by RDP accounting.",
+        "(ε = 0.6402, δ = 1e-05)-differentially private, with Poisson "
+        "sampling, by PLD accounting.",
         "ε RDP PLD with Poisson sampling 0.7243 0.6402 "
         "without amplification by sampling 2065 2029",
         "DPSGD: 6000 steps with noise multiplier σ = 1.3, clipping norm C = "
@@ -61,14 +61,26 @@ def test_every_statement_says_what_is_promised(entry):
 
 
 def test_quotes_the_accountant_asked_for():
-    text = stated((POISSON, 6000), accountant="pld")
-    assert "(ε = 0.6402, δ = 1e-05)" in text
-    assert "by PLD accounting" in text
+    text = stated((POISSON, 6000), accountant="rdp")
+    assert "(ε = 0.7243, δ = 1e-05)" in text
+    assert "by RDP accounting" in text
+
+
+def test_says_where_the_grid_of_pld_would_not_fit():
+    text = stated((POISSON, 2 * 10**6))
+    assert "by RDP accounting" in text
+
+
+def test_says_for_what_the_noise_was_found():
+    found = changed(POISSON, target="(ε = 2, δ = 1e-05)")
+    text = stated((found, 6000), (POISSON, 1))
+    assert "σ = 1.3 (found for (ε = 2, δ = 1e-05)), clipping" in text
+    assert "1 steps with noise multiplier σ = 1.3, clipping" in text
 
 
 def test_user_batches():
     text = stated((BATCHES, 1200, 30))
-    assert "private, without amplification by sampling, by RDP" in text
+    assert "private, without amplification by sampling, by PLD" in text
     assert "without amplification by sampling 10.24 9.536" in text
     assert "each example is at most once in a batch" in text
     assert "nor the membership nor the padded length of the batches" in text
@@ -78,7 +90,7 @@ def test_user_batches():
 
 def test_user_batches_with_each_example_once_per_epoch():
     text = stated((ONCE, 1200, 30))
-    assert "(ε = 1.255, δ = 1e-05)" in text
+    assert "(ε = 1.15, δ = 1e-05)" in text
     assert "with each example once in an epoch 1.255 1.15 " in text
     assert "without amplification by sampling 10.24 9.536" in text
     assert "at most once in an epoch; 30 epochs were begun" in text
@@ -86,7 +98,7 @@ def test_user_batches_with_each_example_once_per_epoch():
 
 def test_once_per_epoch_without_epochs_claims_nothing():
     text = stated((ONCE, 1200))
-    assert "private, without amplification by sampling, by RDP" in text
+    assert "private, without amplification by sampling, by PLD" in text
 
 
 def test_all_entries_are_described_and_composed():
@@ -94,7 +106,7 @@ def test_all_entries_are_described_and_composed():
     assert "with the sampling described below" in text
     assert "DPSGD: 6000 steps" in text
     assert "DPSGD: 1200 steps" in text
-    assert "(ε = 0.7243" not in text
+    assert "(ε = 0.6402" not in text
 
 
 def test_no_steps():

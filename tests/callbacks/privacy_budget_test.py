@@ -51,7 +51,7 @@ def endless(arrays):
     )
 
 
-def poisson_epsilon(steps, accountant="rdp"):
+def poisson_epsilon(steps, accountant="pld"):
     return accounting.epsilon(
         noise_multiplier=2.0,
         sampling_rate=BATCH / EXAMPLES,
@@ -68,6 +68,7 @@ def epsilon_of_releases(releases, noise_multiplier):
         sampling_rate=1.0,
         steps=releases,
         delta=DELTA,
+        accountant="pld",
     )
 
 

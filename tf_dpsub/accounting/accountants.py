@@ -187,15 +187,50 @@ def noise_multiplier(
             "keeps the budget."
         )
 
+    def event(multiplier):
+        step = sampled_gaussian(multiplier, sampling_rate)
+        return dp_accounting.SelfComposedDpEvent(step, steps)
+
+    found = least_noise(
+        event, epsilon=epsilon, delta=delta, accountant=accountant
+    )
+    if found is None:
+        raise ValueError(
+            f"Expected a budget that some noise can keep, got epsilon="
+            f"{epsilon}, delta={delta} over {steps} steps at sampling rate "
+            f"{sampling_rate}. Raise epsilon or delta, or take fewer steps."
+        )
+    return found
+
+
+def least_noise(
+    event_of: Callable,
+    *,
+    epsilon: float,
+    delta: float,
+    accountant: str = "rdp",
+    spent=(),
+) -> float | None:
+    """Smallest noise multiplier with which a run keeps a budget.
+
+    Args:
+        event_of: function of a noise multiplier, the `dp_accounting.DpEvent` of
+            the run, of which more noise is never dearer.
+        epsilon: float, > 0, the whole budget.
+        delta: float in (0, 1).
+        accountant: str, `"rdp"` or `"pld"`. Defaults to `"rdp"`.
+        spent: iterable of `dp_accounting.DpEvent`, what ran before. Defaults
+            to nothing.
+
+    Returns:
+        A float, as `noise_multiplier` says; None if no noise keeps the budget.
+    """
+    spent = tuple(spent)
+
     @functools.cache
     def excess(inverse, stage):
-        event = sampled_gaussian(1 / inverse, sampling_rate)
-        return _excess(
-            [dp_accounting.SelfComposedDpEvent(event, steps)],
-            epsilon,
-            delta,
-            stage,
-        )
+        events = [*spent, event_of(1 / inverse)]
+        return _excess(events, epsilon, delta, stage)
 
     inverse = 1.0
     for stage in _STAGES[accountant]:
@@ -204,13 +239,7 @@ def noise_multiplier(
             max(inverse, 2 / _SEARCH_CEILING),
             stage.stride,
         )
-    if inverse == 0:
-        raise ValueError(
-            f"Expected a budget that some noise can keep, got epsilon="
-            f"{epsilon}, delta={delta} over {steps} steps at sampling rate "
-            f"{sampling_rate}. Raise epsilon or delta, or take fewer steps."
-        )
-    return 1 / inverse
+    return 1 / inverse if inverse else None
 
 
 def steps(
@@ -313,6 +342,18 @@ def composed_epsilon(
         counts = tuple(totals.items())
         spent = min(spent, _pld_epsilon(counts, delta, spent, interval))
     return float(spent)
+
+
+def has_grid(events, delta: float) -> bool:
+    """Tells whether `"pld"` has a bound of its own, or that of RDP alone.
+
+    Args:
+        events: iterable of `dp_accounting.DpEvent`, as in `composed_epsilon`.
+        delta: float in (0, 1).
+    """
+    totals = _totals(events)
+    scale = composed_epsilon(events, delta=delta)
+    return bool(totals) and _grid_fits(totals, scale)
 
 
 def composed_delta(events, *, epsilon: float, accountant: str = "rdp") -> float:

@@ -75,6 +75,8 @@ class LedgerEntry:
             statement. Defaults to `()`.
         uncovered: tuple of str, what the guarantee does not cover, as nouns
             for a warning in the statement. Defaults to `()`.
+        target: str, the (ε, δ) for which the noise was found. Defaults to `""`,
+            for none.
 
     Raises:
         ValueError: If a field is out of its range.
@@ -94,6 +96,7 @@ class LedgerEntry:
     epochs: int = 0
     notes: tuple[str, ...] = ()
     uncovered: tuple[str, ...] = ()
+    target: str = ""
 
     def __post_init__(self):
         if not self.mechanism or not isinstance(self.mechanism, str):

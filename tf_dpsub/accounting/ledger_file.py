@@ -13,7 +13,7 @@ _FORMAT = "tf_dpsub privacy ledger"
 _VERSION = 1
 
 # Fields that ledgers of earlier versions lack, which had no such steps.
-_LATER_FIELDS = {"private_state": False, "uncovered": ()}
+_LATER_FIELDS = {"private_state": False, "uncovered": (), "target": ""}
 
 
 @dataclasses.dataclass
@@ -120,6 +120,9 @@ def encode(segments) -> str:
         fields = dataclasses.asdict(segment.entry())
         if math.isinf(segment.described.l2_norm_clip):
             fields["l2_norm_clip"] = "inf"
+        if not fields["target"]:
+            # So that earlier versions read it.
+            del fields["target"]
         entries.append({"name": segment.name, **fields})
     content = {
         "format": _FORMAT,

@@ -65,7 +65,7 @@ def statement(
     *,
     delta: float,
     model_name: str | None = None,
-    accountant: str = "rdp",
+    accountant: str = "pld",
     weights_were_changed: bool = False,
     uncovered: Sequence[str] = (),
 ) -> str:
@@ -76,7 +76,7 @@ def statement(
         delta: float in (0, 1).
         model_name: str. Defaults to `None`, without a name.
         accountant: str, `"rdp"` or `"pld"`, which of them the first sentence
-            quotes; figures of both follow. Defaults to `"rdp"`.
+            quotes; figures of both follow. Defaults to `"pld"`.
         weights_were_changed: bool, whether the weights are no longer those that
             the last step left. Defaults to `False`.
         uncovered: sequence of string, nouns: what ε does not cover, beside what
@@ -155,9 +155,11 @@ def _claim(entries, epsilon, delta, accountant):
             )
         )
         return f"NOT PRIVATE: {'; '.join(reasons)}. ε is infinite."
+    events = [entry.event() for entry in entries]
+    by = accountant if accountants.has_grid(events, delta) else "rdp"
     return (
         f"Training was (ε = {round_up(epsilon)}, δ = {delta:g})-differentially "
-        f"private, {_sampling(entries)}, by {accountant.upper()} accounting."
+        f"private, {_sampling(entries)}, by {by.upper()} accounting."
     )
 
 
@@ -227,7 +229,7 @@ def _table(ledger, delta):
 def _mechanism(entry):
     text = (
         f"{entry.mechanism}: {entry.steps} steps with noise multiplier σ = "
-        f"{entry.noise_multiplier:.6g}, clipping norm C = "
+        f"{entry.noise_multiplier:.6g}{_found(entry)}, clipping norm C = "
         f"{entry.l2_norm_clip:g} and expected batch size {entry.batch_size}. "
     )
     if entry.sampler == "poisson":
@@ -237,6 +239,10 @@ def _mechanism(entry):
     if entry.each_example_once_per_epoch:
         return text + _BATCHES + _ONCE.format(epochs=entry.epochs)
     return text + _BATCHES
+
+
+def _found(entry):
+    return f" (found for {entry.target})" if entry.target else ""
 
 
 def _public(entries):

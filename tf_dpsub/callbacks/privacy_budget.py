@@ -30,7 +30,8 @@ class PrivacyBudget(keras.callbacks.Callback):
         epsilon: float, > 0, the budget; `inf` to show what is spent without
             any limit.
         delta: float, in (0, 1), well below 1 / (number of examples).
-        accountant: string, `"rdp"` or `"pld"`. Defaults to `"rdp"`.
+        accountant: string, `"pld"`, the smaller bound, or `"rdp"`, the cheaper
+            one. Defaults to `"pld"`.
 
     Raises:
         ValueError: if an argument is out of range; in `fit`, if the run cannot
@@ -45,7 +46,7 @@ class PrivacyBudget(keras.callbacks.Callback):
     ```
     """
 
-    def __init__(self, epsilon: float, delta: float, accountant: str = "rdp"):
+    def __init__(self, epsilon: float, delta: float, accountant: str = "pld"):
         super().__init__()
         if not epsilon > 0:
             raise ValueError(
@@ -78,13 +79,15 @@ class PrivacyBudget(keras.callbacks.Callback):
 
     def _check(self):
         run = self.model.current_run
+        if run.keeps(self.epsilon, self.delta, self.accountant):
+            return
         fitting = run.steps_within(self.epsilon, self.delta, self.accountant)
         # Where an epoch gives each example once, it counts as one release.
         by_epoch = run.entry.each_example_once_per_epoch
         planned = run.epochs if by_epoch else run.steps
         if planned is None and fitting > 0:
             run.limit(fitting)
-        elif planned is None or planned > fitting:
+        else:
             self._refuse(planned, fitting, by_epoch)
 
     def on_epoch_end(self, epoch, logs=None):

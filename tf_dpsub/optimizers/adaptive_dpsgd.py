@@ -93,6 +93,8 @@ class AdaptiveDPSGD(PrivateOptimizer):
         self._clip_learning_rate = float(clip_learning_rate)
         self._clipped_count_stddev = clipped_count_stddev
         self._check()
+        if self.is_calibrated:
+            self._check_count(self.noise_multiplier)
 
     target_unclipped_quantile = property(
         lambda self: self._target_unclipped_quantile
@@ -123,16 +125,22 @@ class AdaptiveDPSGD(PrivateOptimizer):
                 "Expected a finite clip_learning_rate, got "
                 f"{self.clip_learning_rate}."
             )
+
+    def _check_count(self, noise_multiplier):
         stddev = self.clipped_count_stddev
         if not isinstance(stddev, numbers.Real) or not (
-            self.noise_multiplier / 2 < stddev < math.inf
+            noise_multiplier / 2 < stddev < math.inf
         ):
             raise ValueError(
                 "Expected finite clipped_count_stddev > noise_multiplier / 2 = "
-                f"{self.noise_multiplier / 2:g}, got {stddev!r}: the count "
+                f"{noise_multiplier / 2:g}, got {stddev!r}: the count "
                 "alone would cost as much as a step may. Take larger batches, "
                 "of which it is a twentieth by default, or state it."
             )
+
+    def calibrate(self, effective):
+        self._check_count(effective)
+        super().calibrate(effective)
 
     @property
     def description(self):

@@ -5,6 +5,8 @@ Perturbation for Private Learning" (Yu, Zhang, Chen, Liu, ICLR 2021,
 Algorithm 1).
 """
 
+import math
+
 import keras
 import tensorflow as tf
 
@@ -109,13 +111,18 @@ class GEP(SubspaceOptimizer):
                 "fifth of l2_norm_clip is usual; residual=False is B-GEP."
             )
         else:
-            check_privacy(
-                self.noise_multiplier
-                if residual_noise_multiplier is None
-                else residual_noise_multiplier,
-                residual_norm_clip,
-                prefix="residual_",
-            )
+            if self.target and residual_noise_multiplier is not None:
+                raise ValueError(
+                    "Expected no residual_noise_multiplier with epsilon, got "
+                    f"{residual_noise_multiplier}: `fit` finds the noise of "
+                    "both. Leave it out, or give noise_multiplier as well, "
+                    "instead of epsilon."
+                )
+            if residual_noise_multiplier is None:
+                multiplier = 1.0 if self.target else self.noise_multiplier
+            else:
+                multiplier = residual_noise_multiplier
+            check_privacy(multiplier, residual_norm_clip, prefix="residual_")
             self.clipping_rule.check_clip(
                 residual_norm_clip, "residual_norm_clip"
             )
@@ -143,6 +150,10 @@ class GEP(SubspaceOptimizer):
             f"{self.residual_norm_clip:g} and multipliers "
             f"{pair[0]:.6g} and {pair[1]:.6g}, which make one σ"
         )
+
+    def calibrate(self, effective):
+        # Two Gaussians of equal multipliers make one.
+        super().calibrate(effective * math.sqrt(2 if self.residual else 1))
 
     def sum_shapes(self):
         shape = tf.TensorShape([self.subspace.rank])

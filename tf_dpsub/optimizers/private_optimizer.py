@@ -6,14 +6,12 @@ import tensorflow as tf
 
 from tf_dpsub.checks import check_choice, check_count, check_seed
 from tf_dpsub.optimizers import unknown_arguments
+from tf_dpsub.optimizers.noise_setting import NoiseSetting
 from tf_dpsub.optimizers.optimizer_wrapper import OptimizerWrapper
-from tf_dpsub.primitives import grid, noise
+from tf_dpsub.primitives import grid, noise, replicas
 from tf_dpsub.primitives.clipping import Clipping, check_microbatch_size
 from tf_dpsub.primitives.public_state import PublicState
-from tf_dpsub.primitives.release import (
-    check_privacy,
-    effective_noise_multiplier,
-)
+from tf_dpsub.primitives.release import effective_noise_multiplier
 
 PER_EXAMPLE = ("auto", "graph", "vectorized_map")
 
@@ -29,7 +27,12 @@ class PrivateOptimizer(OptimizerWrapper, abc.ABC):
     Args:
         optimizer: Keras optimizer, or its name. It applies the gradients.
         noise_multiplier: float, standard deviation of the noise relative to
-            `l2_norm_clip`. With `0`, nothing is private.
+            `l2_norm_clip`. With `0`, nothing is private. Defaults to `None`,
+            found for `epsilon` and `delta`.
+        epsilon: float, > 0, instead of a noise multiplier: what all private
+            steps of the model may spend together, by PLD accounting. `fit`
+            finds the noise for its examples and steps. Defaults to `None`.
+        delta: float in (0, 1), with `epsilon`. Defaults to `None`.
         l2_norm_clip: float, the norm to which per-example gradients are
             clipped; `inf` for no clipping, if `noise_multiplier` is 0.
         batch_size: int, the public, expected batch size: the only number a sum
@@ -67,7 +70,9 @@ class PrivateOptimizer(OptimizerWrapper, abc.ABC):
         self,
         optimizer,
         *,
-        noise_multiplier: float,
+        noise_multiplier: float | None = None,
+        epsilon: float | None = None,
+        delta: float | None = None,
         l2_norm_clip: float,
         batch_size: int,
         clipping: str = "flat",
@@ -80,18 +85,19 @@ class PrivateOptimizer(OptimizerWrapper, abc.ABC):
         name: str | None = None,
         **unknown,
     ):
+        found = unknown.pop("found_noise_multiplier", None)
         if unknown:
-            first = next(iter(unknown))
-            raise TypeError(unknown_arguments.message(type(self), first))
+            raise TypeError(unknown_arguments.message(type(self), *unknown))
         super().__init__(optimizer, ema_warmup=ema_warmup, name=name)
-        check_privacy(noise_multiplier, l2_norm_clip)
+        self._noise_setting = NoiseSetting(
+            noise_multiplier, epsilon, delta, found, l2_norm_clip
+        )
         self._clipping_rule = Clipping(clipping, stability)
         self._clipping_rule.check_clip(l2_norm_clip)
         check_count("batch_size", batch_size)
         check_microbatch_size(microbatch_size)
         check_choice("per_example", per_example, PER_EXAMPLE)
         check_seed(seed)
-        self._noise_multiplier = float(noise_multiplier)
         self._l2_norm_clip = float(l2_norm_clip)
         self._batch_size = int(batch_size)
         self._microbatch_size = microbatch_size
@@ -101,7 +107,9 @@ class PrivateOptimizer(OptimizerWrapper, abc.ABC):
         self._public_state = PublicState()
 
     # Public, and frozen: the ledger has recorded them.
-    noise_multiplier = property(lambda self: self._noise_multiplier)
+    noise_multiplier = property(lambda self: self._noise_setting.multiplier)
+    target = property(lambda self: self._noise_setting.target)
+    is_calibrated = property(lambda self: self._noise_setting.is_known)
     l2_norm_clip = property(lambda self: self._l2_norm_clip)
     clipping_rule = property(lambda self: self._clipping_rule)
     batch_size = property(lambda self: self._batch_size)
@@ -112,6 +120,14 @@ class PrivateOptimizer(OptimizerWrapper, abc.ABC):
     def public_state(self) -> PublicState:
         """State that follows public data or released weights."""
         return self._public_state
+
+    def calibrate(self, effective: float):
+        """Sets the noise of an optimizer that has a target.
+
+        Args:
+            effective: float, > 0, the `effective_noise_multiplier` to have.
+        """
+        self._noise_setting.multiplier = effective
 
     def build_for(self, model):
         """Creates all state that is saved, for the weights of a model.
@@ -261,23 +277,18 @@ class PrivateOptimizer(OptimizerWrapper, abc.ABC):
         """
         sums = self.released_sums(sums)
         key = self._noise_key.advance()
-        replicas = tf.distribute.get_strategy().num_replicas_in_sync
         # The sums of replicas must not be rounded before they meet.
-        dtype = "float32" if replicas == 1 else "float64"
+        dtype = "float64" if replicas.are_several() else "float32"
         if not any(self.noise_stddevs()):
             sums = [tf.cast(s, dtype) for s in sums]
-        elif _is_first_replica():
+        elif replicas.is_first():
             sums = self.add_noise(key, sums, dtype)
         else:
             sums = [
                 s if z is None else grid.rounded(s, z.spacing)
                 for s, z in zip(sums, self._noises(sums), strict=True)
             ]
-        if replicas > 1:
-            sums = tf.distribute.get_replica_context().all_reduce(
-                tf.distribute.ReduceOp.SUM, sums
-            )
-        return [tf.cast(s, tf.float32) for s in sums]
+        return [tf.cast(s, tf.float32) for s in replicas.summed(sums)]
 
     def apply_noisy(self, noisy_sums: list, regularization: list | None = None):
         """Applies the gradients that follow from noisy sums.
@@ -295,9 +306,9 @@ class PrivateOptimizer(OptimizerWrapper, abc.ABC):
                 for g, r in zip(gradients, regularization)
             ]
         # Keras adds the gradients of the replicas up again.
-        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        count = tf.distribute.get_strategy().num_replicas_in_sync
         gradients = [
-            tf.cast(g / replicas if replicas > 1 else g, v.dtype)
+            tf.cast(g / count if count > 1 else g, v.dtype)
             for g, v in zip(gradients, self._trainable_variables)
         ]
         self.apply_inner(gradients)
@@ -305,7 +316,7 @@ class PrivateOptimizer(OptimizerWrapper, abc.ABC):
     def get_config(self):
         return {
             **super().get_config(),
-            "noise_multiplier": self.noise_multiplier,
+            **self._noise_setting.get_config(),
             "l2_norm_clip": self.l2_norm_clip,
             "batch_size": self.batch_size,
             "clipping": self.clipping_rule.rule,
@@ -315,14 +326,3 @@ class PrivateOptimizer(OptimizerWrapper, abc.ABC):
             "seed": self.seed,
             "secure_noise": self.secure_noise,
         }
-
-
-def _is_first_replica():
-    context = tf.distribute.get_replica_context()
-    index = tf.get_static_value(context.replica_id_in_sync_group)
-    if index is None:
-        raise NotImplementedError(
-            "The distribution strategy does not tell which replica a step is "
-            "traced for. Use MirroredStrategy or MultiWorkerMirroredStrategy."
-        )
-    return int(index) == 0

@@ -6,12 +6,12 @@ import inspect
 from tf_dpsub.optimizers.optimizer_wrapper import OptimizerWrapper
 
 
-def message(kind: type, name: str) -> str:
+def message(kind: type, name: str, *_: str) -> str:
     """Says where an argument belongs, or which one was meant.
 
     Args:
         kind: class of the optimizer.
-        name: string, the argument that it does not have.
+        name: string, the first argument that it does not have.
 
     Returns:
         string, for a `TypeError`.

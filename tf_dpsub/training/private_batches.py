@@ -337,7 +337,9 @@ def _warn_of_cost(dataset, optimizer, steps: int):
             f"batch_size={optimizer.batch_size}."
         )
     batches = _cardinality(dataset)
-    noise_multiplier = optimizer.effective_noise_multiplier
+    noise_multiplier = (
+        optimizer.effective_noise_multiplier if optimizer.is_calibrated else 0
+    )
     if batches and steps > 0 and 0 < noise_multiplier < math.inf:
         # Its last batch may be smaller.
         examples = batches * min(sizes, default=optimizer.batch_size)

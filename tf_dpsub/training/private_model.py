@@ -10,6 +10,7 @@ from keras import tree
 from tf_dpsub import accounting, interruptions
 from tf_dpsub.checks import check_count
 from tf_dpsub.training import (
+    calibration,
     carried_ledger,
     execution,
     fit_callbacks,
@@ -56,7 +57,7 @@ def make_private(model, *, ledger_path: str | None = None):
     model.compile(
         tf_dpsub.optimizers.DPSGD(
             keras.optimizers.SGD(0.1),
-            l2_norm_clip=1.0, noise_multiplier=1.1, batch_size=256,
+            epsilon=2.0, delta=1e-5, l2_norm_clip=1.0, batch_size=256,
         ),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     )
@@ -154,12 +155,13 @@ class PrivateModel(saving.SavedWithLedger):
 
     # Privacy.
 
-    def epsilon(self, delta: float, accountant: str = "rdp") -> float:
+    def epsilon(self, delta: float, accountant: str = "pld") -> float:
         """Epsilon spent so far.
 
         Args:
             delta: float, in (0, 1).
-            accountant: string, `"rdp"` or `"pld"`. Defaults to `"rdp"`.
+            accountant: string, `"pld"`, the smaller bound, or `"rdp"`, the
+                cheaper one. Defaults to `"pld"`.
 
         Returns:
             float, `inf` if a step was not private.
@@ -175,7 +177,7 @@ class PrivateModel(saving.SavedWithLedger):
             )
         return self.ledger.epsilon(delta, accountant)
 
-    def privacy_statement(self, delta, accountant="rdp") -> str:
+    def privacy_statement(self, delta, accountant="pld") -> str:
         """Statement of what was spent, and on which assumptions.
 
         Args: as `epsilon`.
@@ -335,6 +337,13 @@ class PrivateModel(saving.SavedWithLedger):
             each_example_once_per_epoch=each_example_once_per_epoch,
             keep_features=keep_features,
         )
+        calibration.calibrate(
+            self,
+            run.sampling_of(self, batches),
+            batches.steps_per_epoch,
+            epochs - initial_epoch,
+            verbose,
+        )
         workers.require_same_training(self, batches, epochs, initial_epoch)
         stated = requirements.stated(
             self,
@@ -404,6 +413,7 @@ class PrivateModel(saving.SavedWithLedger):
         self.make_train_function()
         self.reset_metrics()
         entry = run.entry_of(self, **overlap)
+        calibration.require_one_step(self.optimizer, self.ledger, entry)
         with run.Run(self, entry, steps_per_epoch=1) as current_run:
             current_run.begin_epoch(0)
             self.optimizer.public_state.begin_run(None)

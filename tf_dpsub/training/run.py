@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable
 
 from tf_dpsub import accounting, interruptions
-from tf_dpsub.training import requirements
+from tf_dpsub.training import calibration, requirements
 
 
 class Run:
@@ -83,9 +83,14 @@ class Run:
         return self.steps_per_epoch * self.epochs
 
     def begin_epoch(self, epoch: int):
-        """Begins an epoch, before its first step."""
+        """Begins an epoch, before its first step.
+
+        Raises:
+            ValueError: if the target of the optimizer is spent.
+        """
         if not self._has_begun:
             self.first_epoch, self._has_begun = epoch, True
+            calibration.keep_target(self, self._model.ledger)
         self.steps_left = self.steps_per_epoch
         self._epochs_to_charge += 1
 
@@ -125,6 +130,28 @@ class Run:
             self._limit -= steps
             if self._limit <= 0:
                 model.stop_training = True
+
+    def keeps(self, epsilon: float, delta: float, accountant: str) -> bool:
+        """Tells whether all planned steps of the run keep a budget.
+
+        Args:
+            epsilon: float, the budget, all earlier steps included.
+            delta: float.
+            accountant: string, `"rdp"` or `"pld"`.
+
+        Returns:
+            bool; False where it is not known how many steps there are.
+        """
+        if self.steps is None:
+            return False
+        after = self._model.ledger.epsilon_after(
+            self.entry,
+            self.steps,
+            delta,
+            epochs=self.epochs,
+            accountant=accountant,
+        )
+        return after <= epsilon
 
     def steps_within(
         self, epsilon: float, delta: float, accountant: str = "rdp"
@@ -236,16 +263,16 @@ def entry_of(
     """
     optimizer = model.optimizer
     poisson = None if batches is None else batches.poisson
+    target = optimizer.target
     return accounting.LedgerEntry(
         mechanism=optimizer.mechanism,
         noise_multiplier=optimizer.effective_noise_multiplier,
         l2_norm_clip=optimizer.l2_norm_clip,
         batch_size=optimizer.batch_size,
-        examples=None if poisson is None else poisson.examples,
-        sampler="batches" if poisson is None else "poisson",
+        **sampling_of(model, batches),
+        target="" if target is None else str(target),
         fixed_seed=optimizer.seed is not None
         or (poisson is not None and poisson.seed is not None),
-        private_state=not optimizer.public_state.is_public,
         notes=(
             *requirements.public_assumptions(model.model),
             *model.training_step.assumptions,
@@ -259,7 +286,22 @@ def entry_of(
             *notes,
         ),
         uncovered=tuple(uncovered),
-        each_example_once_per_epoch=batches is not None
-        and batches.each_example_once_per_epoch,
         **stated,
     )
+
+
+def sampling_of(model, batches=None) -> dict:
+    """The fields of a ledger's entry from which its events follow, but noise.
+
+    Args:
+        model: compiled `PrivateModel`.
+        batches: as for `entry_of`. Defaults to `None`.
+    """
+    poisson = None if batches is None else batches.poisson
+    return {
+        "examples": None if poisson is None else poisson.examples,
+        "sampler": "batches" if poisson is None else "poisson",
+        "each_example_once_per_epoch": batches is not None
+        and batches.each_example_once_per_epoch,
+        "private_state": not model.optimizer.public_state.is_public,
+    }

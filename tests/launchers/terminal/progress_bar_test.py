@@ -49,7 +49,7 @@ def test_a_line_for_each_epoch(capsys):
         assert (" left" in line) == (k < EPOCHS)
         assert " of 9" in line
     spent = float(re.search(r"ε = ([\d.]+) of", lines[-1])[1])
-    assert spent == pytest.approx(model.epsilon(1e-5), rel=1e-2)
+    assert spent == pytest.approx(model.epsilon(1e-5, "rdp"), rel=1e-2)
 
 
 def test_time_left_is_without_that_of_tracing(capsys, monkeypatch):
