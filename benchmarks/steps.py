@@ -188,6 +188,9 @@ class _Endless:
     def require_optimizer(self):
         pass
 
+    def require_noise(self, multiplier):
+        pass
+
     def steps_at_once(self, steps_per_execution):
         return 1
 

@@ -40,9 +40,9 @@ def common():
     return {"l2_norm_clip": CLIP, "batch_size": BATCH}
 
 
-def private(optimizer, model=None, **kwargs):
-    model = tf_dpsub.make_private(model or plain(), **kwargs)
-    model.compile(optimizer, loss())
+def private(optimizer, model=None, ledger_path=None, **kwargs):
+    model = tf_dpsub.make_private(model or plain(), ledger_path=ledger_path)
+    model.compile(optimizer, loss(), **kwargs)
     return model
 
 
@@ -107,7 +107,8 @@ class TestTarget:
         found = f"Noise multiplier {optimizer.noise_multiplier:.6g} for (ε = 2"
         assert found in capsys.readouterr().out
         statement = " ".join(model.privacy_statement(DELTA).split())
-        assert "(found for (ε = 2, δ = 1e-05))" in statement
+        plan = "(ε = 2, δ = 1e-05), 2 epochs of 5 steps"
+        assert f"(found for {plan})" in statement
         assert "(ε = 2, δ = 1e-05)-differentially private" in statement
 
     def test_counts_what_was_spent_before(self, examples):
@@ -132,36 +133,125 @@ class TestTarget:
         model = private(dpsgd())
         model.fit(*examples, verbose=0)
         x, y = examples
-        for train in (
-            lambda: model.fit(x, y, verbose=0),
-            lambda: model.train_on_batch(x[:BATCH], y[:BATCH]),
-        ):
-            with pytest.raises(ValueError, match=r"ε = 2\S* is spent already"):
-                train()
+        with pytest.raises(ValueError, match=r"ε = 2\S* is spent already"):
+            model.fit(x, y, verbose=0)
+        # What calibration leaves is worth no step, of other rows neither.
+        with pytest.raises(ValueError, match=r"ε = 2\S* is spent already"):
+            model.fit(x[1:], y[1:], verbose=0)
+        with pytest.raises(ValueError, match="raises ε to 3.*by `fit`"):
+            model.train_on_batch(x[:BATCH], y[:BATCH])
         assert model.ledger.steps == STEPS // EPOCHS
 
-    def test_noise_of_a_step_is_what_was_found(self, examples):
-        """Kernels have no gradient where inputs are zero: they get noise."""
-        x = np.zeros((ROWS, 1000), "float32")
-        y = examples[1]
+    def test_warns_where_little_is_left(self, examples, caplog):
         model = private(
-            dpsgd(l2_norm_clip=1.0),
-            keras.Sequential([keras.Input((1000,)), keras.layers.Dense(3)]),
+            optimizers.DPSGD("sgd", noise_multiplier=1.5, **common())
         )
-        batch = tf.data.Dataset.from_tensors((x, y))
-        multipliers = []
-        # The second is drawn otherwise: it has what the first has left.
-        for data in ((x, y), (batch, None)):
-            steps, before = model.ledger.steps, model.get_weights()[0]
-            model.fit(*data, epochs=3, verbose=0, callbacks=[Stop(after=1)])
-            taken = model.ledger.steps - steps
-            found = model.get_weights()[0] - before
-            sigma = model.optimizer.noise_multiplier
-            expected = 0.1 * sigma / BATCH * math.sqrt(taken)
-            # 3,000 numbers.
-            assert np.std(found) == pytest.approx(expected, rel=0.08)
-            multipliers.append(sigma)
-        assert multipliers[1] > 1.3 * multipliers[0]
+        model.fit(*examples, verbose=0)
+        model.compile(dpsgd(), loss())
+        model.fit(*examples, verbose=0)
+        assert "the ledger holds ε = 1.9" in caplog.text
+        assert model.epsilon(DELTA) <= 2.0
+
+
+class Refuse(keras.callbacks.Callback):
+    """Ends a run before its first step."""
+
+    def on_train_begin(self, logs=None):
+        raise ValueError("not now")
+
+
+def noise_of(model, train):
+    """The noise multiplier that steps really had, and their number.
+
+    Kernels have no gradient where inputs are zero: they get noise alone.
+    """
+    steps, before = model.ledger.steps, model.get_weights()[0]
+    train()
+    taken = model.ledger.steps - steps
+    change = model.get_weights()[0] - before
+    return np.std(change) * BATCH / (0.1 * CLIP * math.sqrt(taken)), taken
+
+
+@pytest.fixture(scope="module")
+def zeros(examples):
+    return np.zeros((ROWS, 1000), "float32"), examples[1]
+
+
+def wide():
+    return keras.Sequential([keras.Input((1000,)), keras.layers.Dense(3)])
+
+
+class TestStep:
+    """Steps have the noise that the ledger records, of 3,000 numbers."""
+
+    def test_of_runs_that_take_turns(self, zeros):
+        """Each finds other noise, and the third has that of the first again."""
+        x, y = zeros
+        model = private(dpsgd(), wide())
+        found = []
+        for rows, epochs in ((ROWS, 80), (ROWS - 1, 4), (ROWS, 80)):
+            measured, _ = noise_of(
+                model,
+                lambda rows=rows, epochs=epochs: model.fit(
+                    x[:rows],
+                    y[:rows],
+                    epochs=epochs,
+                    verbose=0,
+                    callbacks=[Stop(after=1)],
+                ),
+            )
+            found.append(model.optimizer.noise_multiplier)
+            assert measured == pytest.approx(found[-1], rel=0.08)
+        assert found[0] == found[2] > 1.5 * found[1]
+
+    def test_of_a_run_within_a_run(self, zeros):
+        model = private(dpsgd(), wide())
+
+        class Nested(keras.callbacks.Callback):
+            def on_epoch_begin(self, epoch, logs=None):
+                with pytest.raises(RuntimeError, match="in progress, got one"):
+                    self.model.fit(*zeros, epochs=50, verbose=0)
+
+        measured, taken = noise_of(
+            model,
+            lambda: model.fit(
+                *zeros, epochs=EPOCHS, verbose=0, callbacks=[Nested()]
+            ),
+        )
+        (entry,) = model.ledger.entries
+        assert measured == pytest.approx(entry.noise_multiplier, rel=0.08)
+        assert (taken, entry.steps) == (STEPS, STEPS)
+
+    def test_of_an_optimizer_that_another_model_has_too(self, zeros):
+        x, y = zeros
+        plain, optimizer = wide(), dpsgd(8.0)
+        first = private(optimizer, plain)
+        first.fit(x, y, epochs=4, verbose=0, callbacks=[Stop(after=1)])
+        second = private(optimizer, plain)
+        with pytest.raises(ValueError, match="not now"):
+            second.fit(x, y, epochs=200, callbacks=[Refuse()], verbose=0)
+        measured, _ = noise_of(
+            first, lambda: first.train_on_batch(x[:BATCH], y[:BATCH])
+        )
+        entry = first.ledger.entries[-1]
+        assert measured == pytest.approx(entry.noise_multiplier, rel=0.08)
+
+    def test_is_refused_where_it_changes_within_a_run(self, zeros):
+        model = private(dpsgd(), wide(), run_eagerly=True)
+
+        class Change(keras.callbacks.Callback):
+            def on_train_batch_begin(self, batch, logs=None):
+                if batch == 2:
+                    self.model.optimizer.calibrate(0.1)
+
+        with pytest.raises(RuntimeError, match="something has changed it"):
+            model.fit(*zeros, verbose=0, callbacks=[Change()])
+        assert model.ledger.steps == 2
+
+    def test_of_a_given_multiplier_is_frozen(self):
+        optimizer = optimizers.DPSGD("sgd", noise_multiplier=1.0, **common())
+        with pytest.raises(ValueError, match="1.0, which is frozen"):
+            optimizer.calibrate(5.0)
 
 
 class Stop(keras.callbacks.Callback):
@@ -281,13 +371,87 @@ class TestResumption:
         assert second.ledger.steps == STEPS
         assert second.epsilon(DELTA) <= 2.0
 
+    def test_lost_steps_count_beside_a_budget(
+        self, interrupted, examples, tmp_path
+    ):
+        """The run is as short as the budget wants it already."""
+        model = private(dpsgd(), ledger_path=str(tmp_path / "ledger.json"))
+        budget = tf_dpsub.callbacks.PrivacyBudget(2.0, DELTA)
+        model.fit(*examples, epochs=EPOCHS, callbacks=[budget], verbose=0)
+        assert model.ledger.steps == STEPS
+
+    def test_a_limit_is_never_raised(self, interrupted, examples):
+        """Neither by a larger budget nor by a callback."""
+
+        class Longer(keras.callbacks.Callback):
+            def on_epoch_begin(self, epoch, logs=None):
+                self.model.current_run.limit(1000)
+
+        interrupted.fit(
+            *examples, epochs=EPOCHS, verbose=0, callbacks=[Longer()]
+        )
+        assert interrupted.ledger.steps == STEPS
+        assert interrupted.epsilon(DELTA) <= 2.0
+
+    def test_another_plan_has_its_own_noise(self, interrupted, examples):
+        before = interrupted.optimizer.noise_multiplier
+        interrupted.fit(*examples, epochs=6, initial_epoch=1, verbose=0)
+        assert interrupted.optimizer.noise_multiplier > 1.2 * before
+        assert interrupted.ledger.steps == 6 * STEPS // EPOCHS
+        assert 2.0 * (1 - 2e-4) < interrupted.epsilon(DELTA) <= 2.0
+
+    def test_another_mechanism_has_its_own_noise(self, interrupted, examples):
+        interrupted.compile(
+            optimizers.AdaptiveDPSGD(
+                "sgd",
+                epsilon=4.0,
+                delta=DELTA,
+                clipped_count_stddev=5.0,
+                **common(),
+            ),
+            loss(),
+        )
+        interrupted.fit(*examples, epochs=EPOCHS, verbose=0)
+        assert 4.0 * (1 - 2e-4) < interrupted.epsilon(DELTA) <= 4.0
+
+    # Keras says so of each epoch that ends early.
+    @pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")
+    def test_epochs_that_are_shorter_than_stated(self, examples):
+        """Of five batches, three at a time: epochs of 3, 2, 3, 2 steps."""
+        dataset = tf.data.Dataset.from_tensor_slices(examples).batch(BATCH)
+        model = private(dpsgd())
+        for callback in (Stop(2), Stop(100)):
+            model.fit(
+                dataset,
+                epochs=6,
+                steps_per_epoch=3,
+                each_example_once_per_epoch=True,
+                verbose=0,
+                callbacks=[callback],
+            )
+        (entry,) = model.ledger.entries
+        assert entry.epochs == 6
+        assert model.epsilon(DELTA) <= 2.0
+
+    def test_what_comes_into_the_ledger_meanwhile(self, examples):
+        other = private(
+            optimizers.DPSGD("sgd", noise_multiplier=2.0, **common())
+        )
+        other.fit(*examples, verbose=0)
+        weights = other.get_weights()
+
+        class TakeUp(keras.callbacks.Callback):
+            def on_epoch_begin(self, epoch, logs=None):
+                if epoch == 1:
+                    self.model.set_weights(weights)
+
+        model = private(dpsgd())
+        model.fit(*examples, epochs=4, verbose=0, callbacks=[TakeUp()])
+        assert other.ledger.steps < model.ledger.steps < 4 * STEPS // EPOCHS
+        assert model.epsilon(DELTA) <= 2.0
+
     def test_a_plan_that_never_began_does_not_bind(self, examples):
         model = private(dpsgd())
-
-        class Refuse(keras.callbacks.Callback):
-            def on_train_begin(self, logs=None):
-                raise ValueError("not now")
-
         with pytest.raises(ValueError, match="not now"):
             model.fit(*examples, epochs=50, callbacks=[Refuse()], verbose=0)
         model.fit(*examples, verbose=0)

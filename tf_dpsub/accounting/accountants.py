@@ -239,7 +239,8 @@ def least_noise(
             max(inverse, 2 / _SEARCH_CEILING),
             stage.stride,
         )
-    return 1 / inverse if inverse else None
+    # At the floor of the search no noise is enough.
+    return 1 / inverse if inverse > 4 / _SEARCH_CEILING else None
 
 
 def steps(

@@ -139,7 +139,8 @@ class AdaptiveDPSGD(PrivateOptimizer):
             )
 
     def calibrate(self, effective):
-        self._check_count(effective)
+        if effective is not None:
+            self._check_count(effective)
         super().calibrate(effective)
 
     @property

@@ -153,7 +153,9 @@ class GEP(SubspaceOptimizer):
 
     def calibrate(self, effective):
         # Two Gaussians of equal multipliers make one.
-        super().calibrate(effective * math.sqrt(2 if self.residual else 1))
+        if effective is not None and self.residual:
+            effective *= math.sqrt(2)
+        super().calibrate(effective)
 
     def sum_shapes(self):
         shape = tf.TensorShape([self.subspace.rank])

@@ -8,7 +8,7 @@ from tf_dpsub.primitives.release import check_privacy
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """What all private steps of a model may spend together.
+    """Up to where `fit` may spend, earlier steps in the ledger included.
 
     Attributes:
         epsilon: float, > 0.
@@ -19,7 +19,7 @@ class Target:
     delta: float
 
     def __str__(self):
-        return f"(ε = {self.epsilon:g}, δ = {self.delta:g})"
+        return f"(ε = {self.epsilon:.12g}, δ = {self.delta:.12g})"
 
 
 class NoiseSetting:
@@ -89,8 +89,14 @@ class NoiseSetting:
         return self._multiplier
 
     @multiplier.setter
-    def multiplier(self, value: float):
-        self._multiplier = float(value)
+    def multiplier(self, value: float | None):
+        if self.target is None:
+            raise ValueError(
+                "Expected epsilon and delta, for which noise is found, got a "
+                f"noise multiplier, {self._multiplier}, which is frozen. "
+                "Compile with another optimizer."
+            )
+        self._multiplier = None if value is None else float(value)
 
     def get_config(self) -> dict:
         """The arguments of an optimizer, and what was found for them."""

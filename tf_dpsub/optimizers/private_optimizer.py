@@ -29,9 +29,9 @@ class PrivateOptimizer(OptimizerWrapper, abc.ABC):
         noise_multiplier: float, standard deviation of the noise relative to
             `l2_norm_clip`. With `0`, nothing is private. Defaults to `None`,
             found for `epsilon` and `delta`.
-        epsilon: float, > 0, instead of a noise multiplier: what all private
-            steps of the model may spend together, by PLD accounting. `fit`
-            finds the noise for its examples and steps. Defaults to `None`.
+        epsilon: float, > 0, instead of a noise multiplier: up to where `fit`
+            may spend, by PLD accounting, earlier steps in the ledger included.
+            It finds the noise for its examples and steps. Defaults to `None`.
         delta: float in (0, 1), with `epsilon`. Defaults to `None`.
         l2_norm_clip: float, the norm to which per-example gradients are
             clipped; `inf` for no clipping, if `noise_multiplier` is 0.
@@ -121,11 +121,12 @@ class PrivateOptimizer(OptimizerWrapper, abc.ABC):
         """State that follows public data or released weights."""
         return self._public_state
 
-    def calibrate(self, effective: float):
-        """Sets the noise of an optimizer that has a target.
+    def calibrate(self, effective: float | None):
+        """Sets the noise of an optimizer that has a target; `fit` calls it.
 
         Args:
-            effective: float, > 0, the `effective_noise_multiplier` to have.
+            effective: float, > 0, the `effective_noise_multiplier` to have; or
+                None, which is to be found yet.
         """
         self._noise_setting.multiplier = effective
 

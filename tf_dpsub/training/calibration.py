@@ -9,8 +9,13 @@ from tf_dpsub.accounting.accountants import least_noise
 
 # That of the calibration, and of what is checked before a step.
 _ACCOUNTANT = "pld"
+# Calibration leaves a smaller share of ε, for which no run is worth its noise.
+_NOTHING_LEFT = 1e-3
+# Noise so many times what the run would need alone is worth a warning.
+_MUCH_NOISE = 2
 # What is the same in an entry of steps that a run goes on with.
 _SAME = (
+    "target",
     "l2_norm_clip",
     "batch_size",
     "examples",
@@ -21,25 +26,39 @@ _SAME = (
 
 
 def calibrate(
-    model, sampling: dict, steps_per_epoch: int | None, epochs: int, verbose
-):
+    model,
+    sampling: dict,
+    steps_per_epoch: int | None,
+    epochs: int,
+    initial_epoch: int,
+    verbose,
+) -> str:
     """Finds the noise of a run whose optimizer has a target.
 
-    A run that goes on where one of the same target and sampling was
-    interrupted keeps the noise of that one. Any other gets the least noise
-    with which its steps, and all those in the ledger, keep the target.
+    A run that goes on where one of the same plan, that is target, sampling and
+    number of epochs, was interrupted keeps the noise of that one. Any other
+    gets the least noise with which its steps, and all those in the ledger, keep
+    the target.
 
     Formal guarantees: nothing private is read. The noise is a function of the
     target, of what the ledger has counted, and of the number of examples, the
-    batch size and the number of steps, which are public.
+    batch size and the number of steps, which are public. That a step has the
+    noise which the ledger records is checked before each (`Run.require_noise`),
+    and that the ledger keeps the target before the first, and whenever others
+    have added to it.
 
     Args:
         model: compiled `PrivateModel`.
         sampling: dict, the fields of `accounting.LedgerEntry` that say how
             batches are drawn, and `private_state`.
         steps_per_epoch: int, or None where it is not known.
-        epochs: int, the epochs of the run.
+        epochs: int, the epoch at which the run ends.
+        initial_epoch: int, the one at which it begins.
         verbose: as for `fit`; 0 prints nothing.
+
+    Returns:
+        string, the plan for `accounting.LedgerEntry.target`; empty without a
+        target.
 
     Raises:
         ValueError: if the target is spent, or no noise keeps it.
@@ -47,24 +66,36 @@ def calibrate(
     optimizer, ledger = model.optimizer, model.ledger
     target = optimizer.target
     if target is None:
-        return
+        return ""
     spent = ledger.epsilon(target.delta, _ACCOUNTANT)
-    if spent >= target.epsilon:
+    if spent >= target.epsilon * (1 - _NOTHING_LEFT):
         _refuse(target, spent)
+    if steps_per_epoch is None:
+        raise ValueError(
+            "Expected a known number of steps, from which the noise for "
+            f"{target} follows, got a dataset of unknown length. Pass "
+            "steps_per_epoch, or give noise_multiplier instead."
+        )
     described = accounting.LedgerEntry(
         mechanism=type(optimizer).__name__,
         noise_multiplier=1.0,
         l2_norm_clip=optimizer.l2_norm_clip,
         batch_size=optimizer.batch_size,
+        target=f"{target}, {epochs} epochs of {steps_per_epoch} steps",
         **sampling,
     )
+    before = optimizer.is_calibrated and optimizer.effective_noise_multiplier
     is_kept = _keep_earlier(optimizer, ledger, described)
     if not is_kept:
-        steps = None if steps_per_epoch is None else steps_per_epoch * epochs
-        found = _least_noise(ledger, target, described, steps, epochs)
-        optimizer.calibrate(found)
-        # The noise is a constant of a step that is traced already.
-        model.make_train_function(force=True)
+        run = dataclasses.replace(
+            described,
+            steps=max(1, steps_per_epoch * (epochs - initial_epoch)),
+            epochs=max(1, epochs - initial_epoch),
+        )
+        optimizer.calibrate(_least_noise(ledger, target, run))
+    if before and before != optimizer.effective_noise_multiplier:
+        # What follows public data may have chosen by the noise.
+        model.forget_steps()
     if verbose:
         how = "as before the interruption" if is_kept else "PLD accounting"
         print(
@@ -72,52 +103,59 @@ def calibrate(
             f"({how}).",
             flush=True,
         )
+    return described.target
 
 
 def _keep_earlier(optimizer, ledger, described) -> bool:
-    """Takes the noise of earlier steps of the same target, if there are any."""
+    """Takes the noise of earlier steps of the same plan, if there are any."""
     for entry in reversed(ledger.entries):
-        if entry.target == str(optimizer.target) and all(
-            getattr(entry, name) == getattr(described, name) for name in _SAME
-        ):
+        if any(getattr(entry, n) != getattr(described, n) for n in _SAME):
+            continue
+        try:
             optimizer.calibrate(entry.noise_multiplier)
-            if optimizer.mechanism == entry.mechanism:
-                return True
+        except ValueError:
+            # The noise of another mechanism.
+            continue
+        if optimizer.mechanism == entry.mechanism:
+            return True
+    optimizer.calibrate(None)
     return False
 
 
-def _least_noise(ledger, target, described, steps, epochs):
-    if described.private_state:
+def _least_noise(ledger, target, run):
+    if run.private_state:
         raise ValueError(
             f"Expected a step that noise makes private, for {target}, got one "
             "in a basis of private data, which no epsilon covers. Take public "
             "examples, or give noise_multiplier instead."
         )
-    if steps is None:
-        raise ValueError(
-            "Expected a known number of steps, from which the noise for "
-            f"{target} follows, got a dataset of unknown length. Pass "
-            "steps_per_epoch, or give noise_multiplier instead."
+
+    def found(spent):
+        return least_noise(
+            lambda sigma: dataclasses.replace(
+                run, noise_multiplier=sigma
+            ).event(),
+            epsilon=target.epsilon,
+            delta=target.delta,
+            accountant=_ACCOUNTANT,
+            spent=spent,
         )
 
-    def event(multiplier):
-        return dataclasses.replace(
-            described,
-            noise_multiplier=multiplier,
-            steps=max(1, steps),
-            epochs=max(1, epochs),
-        ).event()
-
-    found = least_noise(
-        event,
-        epsilon=target.epsilon,
-        delta=target.delta,
-        accountant=_ACCOUNTANT,
-        spent=ledger.events(),
-    )
-    if found is None:
+    spent = ledger.events()
+    multiplier = found(spent)
+    if multiplier is None:
         _refuse(target, ledger.epsilon(target.delta, _ACCOUNTANT))
-    return found
+    alone = found(()) if spent else multiplier
+    if multiplier > _MUCH_NOISE * alone:
+        logging.warning(
+            "The noise multiplier is %.3g, and would be %.3g if nothing were "
+            "spent: of %s, the ledger holds ε = %.3g already.",
+            multiplier,
+            alone,
+            target,
+            ledger.epsilon(target.delta, _ACCOUNTANT),
+        )
+    return multiplier
 
 
 def keep_target(run, ledger):
@@ -135,19 +173,43 @@ def keep_target(run, ledger):
     target = run.optimizer.target
     if target is None or run.keeps(target.epsilon, target.delta, _ACCOUNTANT):
         return
-    fitting = run.steps_within(target.epsilon, target.delta, _ACCOUNTANT)
-    by_epoch = run.entry.each_example_once_per_epoch
-    if by_epoch and run.steps_per_epoch is not None:
-        fitting *= run.steps_per_epoch
+    fitting = _fitting(run)
     if fitting == 0:
         _refuse(target, ledger.epsilon(target.delta, _ACCOUNTANT))
-    run.limit(fitting)
+    by_epoch = run.entry.each_example_once_per_epoch
+    (run.limit_epochs if by_epoch else run.limit)(fitting)
     logging.warning(
-        "The run ends after %d steps: %s is spent then. Steps of earlier runs "
+        "The run ends after %d %s: %s is spent then. Steps of earlier runs "
         "count, those that a crash has lost as well.",
         fitting,
+        "epochs" if by_epoch else "steps",
         target,
     )
+
+
+def keep_target_on(run, ledger, epochs_to_charge: int):
+    """Ends a run where its target is spent, after others added to the ledger.
+
+    Args:
+        run: `training.run.Run`.
+        ledger: `accounting.PrivacyLedger`.
+        epochs_to_charge: int, epochs that its next step counts.
+    """
+    if run.optimizer.target is None:
+        return
+    fitting = _fitting(run)
+    if not run.entry.each_example_once_per_epoch:
+        run.limit(fitting)
+    elif fitting < epochs_to_charge:
+        run.limit(0)
+    else:
+        run.limit_epochs(fitting - epochs_to_charge)
+
+
+def _fitting(run):
+    """Further steps that keep the target: epochs, where these count."""
+    target = run.optimizer.target
+    return run.steps_within(target.epsilon, target.delta, _ACCOUNTANT)
 
 
 def require_one_step(optimizer, ledger, entry):
@@ -166,7 +228,11 @@ def require_one_step(optimizer, ledger, entry):
         return
     after = ledger.epsilon_after(entry, 1, target.delta, accountant=_ACCOUNTANT)
     if after > target.epsilon:
-        _refuse(target, ledger.epsilon(target.delta, _ACCOUNTANT))
+        raise ValueError(
+            f"Expected a step that keeps {target}, got one that raises ε to "
+            f"{after:.4g}: a batch that is given as a whole has no "
+            "amplification by sampling. Train by `fit`."
+        )
 
 
 def _refuse(target, spent):

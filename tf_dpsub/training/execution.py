@@ -10,7 +10,8 @@ from keras import tree
 def train_function(model):
     """Builds what `fit` calls for each block of `steps_per_execution` steps.
 
-    Formal guarantees: no step runs before the run has charged for it.
+    Formal guarantees: no step runs before the run has charged for it, and none
+    with other noise than the run has recorded: noise is a constant of the step.
 
     Args:
         model: compiled `PrivateModel`.
@@ -19,6 +20,7 @@ def train_function(model):
         Function of an iterator of batches; it returns the logs of training.
     """
     one_step = _on_replicas(model, model.train_step)
+    multiplier = noise_of(model)
 
     @functools.cache
     def block_of(count):
@@ -31,6 +33,7 @@ def train_function(model):
 
     def run_steps(iterator):
         run = model.current_run
+        run.require_noise(multiplier)
         count = run.steps_at_once(model.steps_per_execution)
         if count == 0:
             model.stop_training = True
@@ -44,7 +47,16 @@ def train_function(model):
             logs = one_step(data)
         return logs
 
+    run_steps.noise_multiplier = multiplier
     return run_steps
+
+
+def noise_of(model) -> float | None:
+    """The effective noise multiplier of a step that is traced now, if known."""
+    optimizer = model.optimizer
+    if not optimizer.is_calibrated:
+        return None
+    return optimizer.effective_noise_multiplier
 
 
 def test_function(model):

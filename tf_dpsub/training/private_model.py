@@ -215,6 +215,10 @@ class PrivateModel(saving.SavedWithLedger):
         super().compile(optimizer, loss, *args, **kwargs)
         self._carried_ledger.begin_counting(optimizer)
         self._tallies = tallies.Tallies(self)
+        self.forget_steps()
+
+    def forget_steps(self):
+        """Builds the next step anew, whatever was built for such batches."""
         self._steps = private_step.StepCache(self, self._tallies.dropped)
         self.training_step = None
 
@@ -303,6 +307,7 @@ class PrivateModel(saving.SavedWithLedger):
             MemoryError: if memory does not suffice for a microbatch.
         """
         self._assert_compile_called("fit")
+        run.require_none(self)
         check_count("views", views)
         self._carried_ledger.require_all_steps()
         batch_size = private_batches.checked_batch_size(
@@ -337,11 +342,12 @@ class PrivateModel(saving.SavedWithLedger):
             each_example_once_per_epoch=each_example_once_per_epoch,
             keep_features=keep_features,
         )
-        calibration.calibrate(
+        plan = calibration.calibrate(
             self,
             run.sampling_of(self, batches),
             batches.steps_per_epoch,
-            epochs - initial_epoch,
+            epochs,
+            initial_epoch,
             verbose,
         )
         workers.require_same_training(self, batches, epochs, initial_epoch)
@@ -356,7 +362,7 @@ class PrivateModel(saving.SavedWithLedger):
         requirements.warn_of_equal_views(self, batches)
         current_run = run.Run(
             self,
-            run.entry_of(self, batches, **stated),
+            run.entry_of(self, batches, target=plan, **stated),
             steps_per_epoch=batches.steps_per_epoch,
             last_epoch=epochs,
             first_epoch=initial_epoch,
@@ -399,6 +405,7 @@ class PrivateModel(saving.SavedWithLedger):
             ValueError: on more than one replica, or if the data do not fit.
         """
         self._assert_compile_called("train_on_batch")
+        run.require_none(self)
         requirements.check_one_replica(self)
         self._carried_ledger.require_all_steps()
         sample_weight = loss_scales.weights_of_examples(
@@ -499,7 +506,12 @@ class PrivateModel(saving.SavedWithLedger):
             self.optimizer.public_state.attach(self)
 
     def make_train_function(self, force=False):
-        if self.train_function is None or force:
+        function = self.train_function
+        if (
+            force
+            or function is None
+            or function.noise_multiplier != execution.noise_of(self)
+        ):
             self.train_function = execution.train_function(self)
 
     def make_test_function(self, force=False):

@@ -1,6 +1,7 @@
 """Steps of one call of `fit`: charged before they run, limited, observed."""
 
 import dataclasses
+import math
 import warnings
 from collections.abc import Callable
 
@@ -54,16 +55,16 @@ class Run:
         self.observer: Callable | None = None
         self._model = model
         self._limit: int | None = None
+        self._epoch_limit: float = math.inf
+        self._epochs_begun = 0
+        # What the ledger holds if none but the run charges it; None where its
+        # target is to be looked at before the next step.
+        self._ledger_steps: int | None = None
         self._epochs_to_charge = 0
         self._has_begun = False
 
     def __enter__(self):
-        if self._model.current_run is not None:
-            raise RuntimeError(
-                "Expected no call of `fit` in progress, got one: its steps and "
-                "those of another call cannot be told apart in the ledger. "
-                "Train in a callback by another private model, or afterwards."
-            )
+        require_none(self._model)
         self._model.current_run = self
         return self
 
@@ -91,6 +92,10 @@ class Run:
         if not self._has_begun:
             self.first_epoch, self._has_begun = epoch, True
             calibration.keep_target(self, self._model.ledger)
+            self._ledger_steps = self._model.ledger.steps
+        self._epochs_begun += 1
+        if self._epochs_begun > self._epoch_limit:
+            self.limit(0)
         self.steps_left = self.steps_per_epoch
         self._epochs_to_charge += 1
 
@@ -103,6 +108,13 @@ class Run:
         Returns:
             int, 0 where no further step may run.
         """
+        for what in self._model._carried_ledger.uncovered():
+            self.leave_uncovered(what)
+        if self._ledger_steps != self._model.ledger.steps:
+            calibration.keep_target_on(
+                self, self._model.ledger, self._epochs_to_charge
+            )
+            self._ledger_steps = self._model.ledger.steps
         if self.steps_left is None:
             # Where an epoch ends is not known: nothing may be charged for
             # that does not run.
@@ -117,11 +129,10 @@ class Run:
         """Records steps in the ledger, before they run."""
         interruptions.check()
         model = self._model
-        for what in model._carried_ledger.uncovered():
-            self.leave_uncovered(what)
         model.ledger.charge(
             self.entry, steps, self._epochs_to_charge, planned=self.steps_left
         )
+        self._ledger_steps = model.ledger.steps
         model._carried_ledger.begin_step()
         self._epochs_to_charge = 0
         if self.steps_left is not None:
@@ -142,13 +153,14 @@ class Run:
         Returns:
             bool; False where it is not known how many steps there are.
         """
-        if self.steps is None:
+        bounds = [n for n in (self.steps, self._limit) if n is not None]
+        if not bounds:
             return False
         after = self._model.ledger.epsilon_after(
             self.entry,
-            self.steps,
+            min(bounds),
             delta,
-            epochs=self.epochs,
+            epochs=int(min(self.epochs, self._epoch_limit)),
             accountant=accountant,
         )
         return after <= epsilon
@@ -171,8 +183,30 @@ class Run:
         )
 
     def limit(self, steps: int):
-        """Stops the run after so many further steps."""
-        self._limit = steps
+        """Stops the run after so many further steps, or earlier."""
+        self._limit = steps if self._limit is None else min(self._limit, steps)
+
+    def limit_epochs(self, epochs: int):
+        """Stops the run after so many further epochs have begun, or earlier."""
+        self._epoch_limit = min(self._epoch_limit, self._epochs_begun + epochs)
+
+    def require_noise(self, multiplier: float | None):
+        """Refuses a step with other noise than the run has recorded.
+
+        Args:
+            multiplier: float, the effective one that the step was made with.
+
+        Raises:
+            RuntimeError: if it is another one.
+        """
+        present = self.optimizer.effective_noise_multiplier
+        if not multiplier == present == self.entry.noise_multiplier:
+            raise RuntimeError(
+                "Expected the noise that the run began with, a multiplier of "
+                f"{self.entry.noise_multiplier}, got {present} in the "
+                f"optimizer and {multiplier} in its step: something has "
+                "changed it since. Give each model an optimizer of its own."
+            )
 
     def require_optimizer(self):
         """Refuses a step that is not the one which is in the ledger.
@@ -199,6 +233,10 @@ class Run:
         if what not in self.entry.uncovered:
             uncovered = (*self.entry.uncovered, what)
             self.entry = dataclasses.replace(self.entry, uncovered=uncovered)
+            if self._has_begun and self.entry.each_example_once_per_epoch:
+                # What follows in the epoch is an entry of its own.
+                self._epochs_to_charge = max(1, self._epochs_to_charge)
+                self._ledger_steps = None
 
     def observe_sums(self, observer: Callable, what: str):
         """Shows the clipped sums of each step of the run to an observer.
@@ -224,6 +262,23 @@ class Run:
             model.make_train_function(force=True)
         model._carried_ledger.end_run()
         model.ledger.settle()
+
+
+def require_none(model):
+    """Refuses to train within a call of `fit` of the same model.
+
+    Args:
+        model: `PrivateModel`.
+
+    Raises:
+        RuntimeError: if one is in progress.
+    """
+    if model.current_run is not None:
+        raise RuntimeError(
+            "Expected no call of `fit` in progress, got one: its steps and "
+            "those of another call cannot be told apart in the ledger. "
+            "Train in a callback by another private model, or afterwards."
+        )
 
 
 def moved(name: str, new: str) -> Callable:
@@ -263,14 +318,12 @@ def entry_of(
     """
     optimizer = model.optimizer
     poisson = None if batches is None else batches.poisson
-    target = optimizer.target
     return accounting.LedgerEntry(
         mechanism=optimizer.mechanism,
         noise_multiplier=optimizer.effective_noise_multiplier,
         l2_norm_clip=optimizer.l2_norm_clip,
         batch_size=optimizer.batch_size,
         **sampling_of(model, batches),
-        target="" if target is None else str(target),
         fixed_seed=optimizer.seed is not None
         or (poisson is not None and poisson.seed is not None),
         notes=(

@@ -43,6 +43,7 @@ def small():
         patch.setattr(study, "_STEPS", (60,))
         patch.setattr(study, "_RANKS", (16,))
         patch.setattr(study, "_WHITEN", (0.5,))
+        patch.setattr(study, "_START_WHITEN", 0.5)
         yield task
 
 
