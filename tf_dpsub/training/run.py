@@ -198,7 +198,9 @@ class Run:
 
         Raises:
             RuntimeError: if it is another one.
+            ValueError: as `require_optimizer`.
         """
+        self.require_optimizer()
         present = self.optimizer.effective_noise_multiplier
         if not multiplier == present == self.entry.noise_multiplier:
             raise RuntimeError(
