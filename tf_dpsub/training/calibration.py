@@ -97,10 +97,10 @@ def calibrate(
         # What follows public data may have chosen by the noise.
         model.forget_steps()
     if verbose:
-        how = "as before the interruption" if is_kept else "PLD accounting"
+        how = "as before the interruption" if is_kept else "by PLD accounting"
         print(
-            f"Noise multiplier {optimizer.noise_multiplier:.6g} for {target} "
-            f"({how}).",
+            f"Noise multiplier {optimizer.noise_multiplier:.6g} for {target}, "
+            f"{how}.",
             flush=True,
         )
     return described.target
