@@ -12,8 +12,11 @@ from tf_dpsub.accounting.entry import LedgerEntry
 _FORMAT = "tf_dpsub privacy ledger"
 _VERSION = 1
 
-# Fields that ledgers of earlier versions lack, which had no such steps.
-_LATER_FIELDS = {"private_state": False, "uncovered": (), "target": ""}
+# Fields that ledgers of earlier versions lack, with what their steps had. The
+# optional ones are written where they differ, so that earlier versions read all
+# ledgers whose steps they know.
+_OPTIONAL_FIELDS = {"target": ""}
+_LATER_FIELDS = {"private_state": False, "uncovered": (), **_OPTIONAL_FIELDS}
 
 
 @dataclasses.dataclass
@@ -120,9 +123,9 @@ def encode(segments) -> str:
         fields = dataclasses.asdict(segment.entry())
         if math.isinf(segment.described.l2_norm_clip):
             fields["l2_norm_clip"] = "inf"
-        if not fields["target"]:
-            # So that earlier versions read it.
-            del fields["target"]
+        for name, default in _OPTIONAL_FIELDS.items():
+            if fields[name] == default:
+                del fields[name]
         entries.append({"name": segment.name, **fields})
     content = {
         "format": _FORMAT,
