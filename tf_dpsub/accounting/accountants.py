@@ -10,8 +10,9 @@ neighbours when one example of one is missing from (or replaced by an empty one
 in) the other. `"rdp"` bounds the Rényi divergence at each of `RDP_ORDERS`;
 `"pld"` rounds the privacy loss up on a grid, and is nearly exact. Both bound
 the same quantity, so `"pld"` answers with the smaller of the two, and with that
-of RDP alone beyond a million steps or an epsilon of a million, where its grid
-would not fit into memory.
+of RDP alone where it has no grid: beyond a million steps or an epsilon of a
+million, where it would not fit into memory, and with an event that
+`loss_distributions` does not know.
 
 Reference:
   - [Rényi Differential Privacy of the Sampled Gaussian Mechanism](
@@ -34,6 +35,7 @@ import dp_accounting
 import numpy as np
 from dp_accounting.rdp import rdp_privacy_accountant
 
+from tf_dpsub.accounting import loss_distributions
 from tf_dpsub.checks import (
     check_choice,
     check_delta,
@@ -386,7 +388,8 @@ def composed_delta(events, *, epsilon: float, accountant: str = "rdp") -> float:
     if accountant == "pld" and _grid_fits(totals, scale):
         with np.errstate(over="ignore"):
             counts = tuple(totals.items())
-            spent = min(spent, _pld(counts, scale).get_delta(epsilon))
+            losses = _losses(counts, scale)
+            spent = min(spent, losses.get_delta_for_epsilon(epsilon))
     return float(spent)
 
 
@@ -466,13 +469,17 @@ def _curve(event, orders):
     accountant = dp_accounting.rdp.RdpAccountant(orders)
     with _without_order_warnings():
         accountant.compose(event)
-    # dp-accounting offers the curve in no other way. What lies below float64's
-    # rounding can come out as 0 or negative, which would be read as "free".
-    return np.maximum(accountant._rdp, 1e-14)
+    # What lies below float64's rounding can come out as 0 or negative, which
+    # would be read as "free".
+    return np.maximum(accountant.rdp, 1e-14)
 
 
 def _grid_fits(totals, scale):
-    return 0 < scale < 1e6 and max(totals.values()) <= 10**6
+    return (
+        0 < scale < 1e6
+        and max(totals.values()) <= 10**6
+        and all(loss_distributions.is_supported(event) for event in totals)
+    )
 
 
 @functools.lru_cache(maxsize=256)
@@ -487,23 +494,18 @@ def _pld_epsilon(counts, delta, scale, interval):
         return dp_accounting.get_epsilon_gaussian(precision**-0.5, delta)
     # Losses beyond the range of exp become infinite, hence are rounded up.
     with np.errstate(over="ignore"):
-        return _pld(counts, scale, interval).get_epsilon(delta)
+        return _losses(counts, scale, interval).get_epsilon_for_delta(delta)
 
 
-def _pld(counts, scale, interval=PLD_INTERVAL):
-    """PLD accountant of the composition, for epsilons up to about `scale`.
+def _losses(counts, scale, interval=PLD_INTERVAL):
+    """Distribution of the privacy loss, for epsilons up to about `scale`.
 
     The grid spans several times `scale`. Above 100 its interval widens, which
     keeps time and memory small and the result an upper bound.
     """
-    accountant = dp_accounting.pld.PLDAccountant(
-        value_discretization_interval=(
-            interval if scale <= 100 else max(interval, scale * 1e-5)
-        )
-    )
-    for event, count in counts:
-        accountant.compose(event, count)
-    return accountant
+    if scale > 100:
+        interval = max(interval, scale * 1e-5)
+    return loss_distributions.composed(counts, interval)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,150 @@
+"""Privacy loss distributions of dp-accounting's events, and their composition.
+
+dp-accounting's own accountant inverts the privacy loss of a sampled Gaussian
+one number of the grid at a time in Python, which takes most of its time. Here
+the whole grid is inverted at once; what is made of it is dp-accounting's.
+
+Reference:
+  - [Connect the Dots: Tighter Discrete Approximations of Privacy Loss
+    Distributions](https://arxiv.org/abs/2207.04380)
+"""
+
+import functools
+import math
+
+import dp_accounting
+import numpy as np
+from dp_accounting.pld import (
+    pld_pmf,
+    privacy_loss_distribution,
+    privacy_loss_mechanism,
+)
+
+
+def is_supported(event) -> bool:
+    """Tells whether an elementary event has a privacy loss distribution here.
+
+    Args:
+        event: `dp_accounting.DpEvent`.
+    """
+    if isinstance(event, dp_accounting.PoissonSampledDpEvent):
+        event = event.event
+    return isinstance(event, dp_accounting.GaussianDpEvent)
+
+
+def composed(counts, interval: float):
+    """Distribution of the privacy loss of a composition.
+
+    Args:
+        counts: iterable of pairs: a supported `dp_accounting.DpEvent`, and the
+            number of times that it ran.
+        interval: float, spacing of the grid on which losses are rounded up.
+
+    Returns:
+        A `PrivacyLossDistribution` of dp-accounting, for neighbours of which
+        one lacks an example.
+    """
+    whole = privacy_loss_distribution.identity(interval)
+    for event, count in counts:
+        if isinstance(event, dp_accounting.GaussianDpEvent):
+            # A composition of Gaussians is one Gaussian.
+            part = _sampled_gaussian(
+                event.noise_multiplier / math.sqrt(count), 1.0, interval
+            )
+        else:
+            part = _sampled_gaussian(
+                event.event.noise_multiplier,
+                event.sampling_probability,
+                interval,
+            ).self_compose(count)
+        whole = whole.compose(part)
+    return whole
+
+
+@functools.lru_cache(maxsize=8)
+def _sampled_gaussian(noise_multiplier, rate, interval):
+    """Distribution of one step, in both directions; kept, as counts vary."""
+    removed, added = (
+        _discretised(_Loss(noise_multiplier, 1, rate, direction), interval)
+        for direction in (
+            privacy_loss_mechanism.AdjacencyType.REMOVE,
+            privacy_loss_mechanism.AdjacencyType.ADD,
+        )
+    )
+    if rate == 1:
+        return privacy_loss_distribution.PrivacyLossDistribution(removed)
+    return privacy_loss_distribution.PrivacyLossDistribution(removed, added)
+
+
+def _discretised(loss, interval):
+    bounds = loss.connect_dots_bounds()
+    lowest = math.floor(bounds.epsilon_lower / interval)
+    highest = math.ceil(bounds.epsilon_upper / interval)
+    epsilons = np.arange(lowest, highest + 1) * interval
+    return pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(
+        interval, lowest, highest, loss.get_delta_for_epsilon(epsilons)
+    )
+
+
+class _Loss(privacy_loss_mechanism.GaussianPrivacyLoss):
+    """Privacy loss of one step, whose deltas are computed all at once.
+
+    Args:
+        noise_multiplier: float, > 0.
+        sensitivity: float.
+        sampling_prob: float in (0, 1].
+        adjacency_type: `REMOVE` or `ADD`, of `privacy_loss_mechanism`.
+    """
+
+    def __init__(
+        self, noise_multiplier, sensitivity, sampling_prob, adjacency_type
+    ):
+        super().__init__(
+            noise_multiplier,
+            sensitivity,
+            sampling_prob=sampling_prob,
+            adjacency_type=adjacency_type,
+        )
+        removes = adjacency_type == privacy_loss_mechanism.AdjacencyType.REMOVE
+        self._sign = 1 if removes else -1
+
+    def get_delta_for_epsilon(self, epsilon):
+        """Hockey-stick divergences.
+
+        Args:
+            epsilon: array of floats, [points].
+
+        Returns:
+            Array of floats in [0, 1], of that shape.
+        """
+        unsampled = self._sign * _unsampled(
+            self._sign * epsilon, self.sampling_prob
+        )
+        # Beyond the largest loss that sampling allows, nothing exceeds it when
+        # an example is added; and all does when one is removed.
+        inside = np.isfinite(unsampled)
+        x = self._inverse_privacy_loss_without_subsampling_remove(
+            unsampled[inside]
+        )
+        if self._sign < 0:
+            x = x + self.sensitivity
+        if self._sign > 0:
+            deltas = -np.expm1(np.minimum(epsilon, 0))
+        else:
+            deltas = np.zeros_like(epsilon)
+        deltas[inside] = self.mu_upper_cdf(x) - np.exp(
+            epsilon[inside] + self.mu_lower_log_cdf(x)
+        )
+        return np.clip(deltas, 0, 1)
+
+
+def _unsampled(losses, rate):
+    """log(1 + (exp(loss) - 1) / rate), -inf or NaN where that has no log."""
+    if rate == 1:
+        return losses
+    with np.errstate(divide="ignore", invalid="ignore"):
+        # Exact near 0, and where exp would overflow.
+        small = np.log1p(np.expm1(np.minimum(losses, 1)) / rate)
+    large = np.maximum(losses, 1)
+    large = large - math.log(rate) + np.log1p((rate - 1) * np.exp(-large))
+    return np.where(losses < 1, small, large)
