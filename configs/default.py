@@ -100,7 +100,7 @@ def get_config():
     config.noise_multiplier = config_dict.placeholder(float)
     config.epsilon = config_dict.placeholder(float)
     config.delta = 1e-5
-    config.accountant = "rdp"
+    config.accountant = "pld"
 
     # "full_batch": the arguments of `tf_dpsub.heads.FullBatch` that
     # `recipe_kwargs` leaves out follow from the number of examples, epsilon and

@@ -24,16 +24,15 @@ class ProgressBar(keras.callbacks.Callback):
     results, which no epsilon covers.
 
     Args:
-        delta: float, of the epsilon that is shown.
-        accountant: string, `"rdp"` or `"pld"`.
+        delta: float, of the epsilon that is shown: an upper bound by RDP, which
+            takes no time.
         budget: float, the epsilon to keep; None without one. Defaults to
             `None`.
     """
 
-    def __init__(self, delta, accountant, budget=None):
+    def __init__(self, delta, budget=None):
         super().__init__()
         self._delta = delta
-        self._accountant = accountant
         self._budget = budget
         self._line = live_line.LiveLine()
 
@@ -79,10 +78,15 @@ class ProgressBar(keras.callbacks.Callback):
 
     def _state(self, epochs):
         """The spent ε and the time left after `epochs`, a float."""
-        epsilon = self.model.epsilon(self._delta, self._accountant)
-        text = "not private" if math.isinf(epsilon) else f"ε = {epsilon:.3g}"
-        if self._budget is not None:
-            text += f" of {self._budget:g}"
+        epsilon = self.model.epsilon(self._delta, "rdp")
+        if math.isinf(epsilon):
+            text = "not private"
+        else:
+            text = f"ε at most {epsilon:.3g}"
+            if self._budget is not None:
+                # The budget is kept by another accountant perhaps.
+                text = f"ε at most {min(epsilon, self._budget):.3g}"
+                text += f", of {self._budget:g}"
         timed_epochs = epochs - self._untimed_epochs
         remaining_epochs = self.params["epochs"] - epochs
         if timed_epochs > 0 and remaining_epochs > 0:

@@ -10,7 +10,6 @@ import inspect
 
 import keras
 import tensorflow as tf
-from scipy import optimize
 
 from tf_dpsub import (
     accounting,
@@ -352,13 +351,13 @@ def private_optimizer(config, batches, subspace=None, carrier_examples=None):
         config, mechanism, subspace, batches
     ) | (carrier_examples or {})
 
-    def make(noise_multiplier):
+    def make(**noise):
         return construct(
             mechanism,
             config.optimizer_kwargs,
             config.optimizer,
             inner_optimizer(config, steps),
-            noise_multiplier=noise_multiplier,
+            **noise,
             l2_norm_clip=config.l2_norm_clip,
             batch_size=config.batch_size,
             microbatch_size=config.microbatch_size,
@@ -367,7 +366,7 @@ def private_optimizer(config, batches, subspace=None, carrier_examples=None):
         )
 
     if config.noise_multiplier is not None:
-        return make(config.noise_multiplier)
+        return make(noise_multiplier=config.noise_multiplier)
     effective = accounting.noise_multiplier(
         epsilon=config.epsilon,
         delta=config.delta,
@@ -375,7 +374,9 @@ def private_optimizer(config, batches, subspace=None, carrier_examples=None):
         steps=steps,
         accountant=config.accountant,
     )
-    return make(_noise_multiplier_for(effective, make))
+    with_target = make(epsilon=config.epsilon, delta=config.delta)
+    with_target.calibrate(effective)
+    return make(noise_multiplier=with_target.noise_multiplier)
 
 
 def _subspace_arguments(config, mechanism, subspace, batches):
@@ -397,34 +398,6 @@ def _subspace_arguments(config, mechanism, subspace, batches):
             f"which has no start, got {config.start_epoch}."
         )
     return arguments
-
-
-def _noise_multiplier_for(effective, make):
-    """The noise multiplier that gives a mechanism an effective one.
-
-    A mechanism with several releases per step needs more noise on each. The two
-    are proportional, unless one release has a fixed noise multiplier.
-    """
-
-    def missing(noise_multiplier):
-        return effective - make(noise_multiplier).effective_noise_multiplier
-
-    if abs(missing(effective)) < 1e-9 * effective:
-        return effective
-    largest = 1e3 * effective
-    if missing(largest) > 0:
-        raise ValueError(
-            "Expected noise of its own for one release that leaves a part of "
-            f"the budget to the others, got {make(1.0).get_config()}: the "
-            f"effective noise multiplier stays below {effective:.4g}, which "
-            "the budget needs. Raise it, or leave it out."
-        )
-    proportional = effective / make(1.0).effective_noise_multiplier
-    if abs(missing(proportional)) < 1e-9 * effective:
-        return proportional
-    # Several releases need at least the noise of a single one.
-    root = optimize.brentq(missing, effective, largest, rtol=1e-9)
-    return root * (1 + 1e-8)
 
 
 def recorders(config, folder, loaded):

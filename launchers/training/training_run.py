@@ -385,11 +385,7 @@ class _Run:
         if not self._directory.writes:
             return []
         config = self._config
-        return [
-            progress_bar.ProgressBar(
-                config.delta, config.accountant, config.epsilon
-            )
-        ]
+        return [progress_bar.ProgressBar(config.delta, config.epsilon)]
 
     def _tensorboards(self):
         if self._results_only or not self._directory.writes:

@@ -87,7 +87,7 @@ def epsilon(
     sampling_rate: float,
     steps: int,
     delta: float,
-    accountant: str = "rdp",
+    accountant: str = "pld",
 ) -> float:
     """Epsilon that identical steps of a sampled Gaussian mechanism spend.
 
@@ -99,7 +99,7 @@ def epsilon(
             that every step may see every example, hence no amplification.
         steps: int, number of steps.
         delta: float in (0, 1).
-        accountant: str, `"rdp"` or `"pld"`. Defaults to `"rdp"`.
+        accountant: str, `"rdp"` or `"pld"`. Defaults to `"pld"`.
 
     Returns:
         A float, the epsilon at `delta`.
@@ -129,7 +129,7 @@ def delta(
     sampling_rate: float,
     steps: int,
     epsilon: float,
-    accountant: str = "rdp",
+    accountant: str = "pld",
 ) -> float:
     """Delta that identical steps of a sampled Gaussian mechanism spend.
 
@@ -138,7 +138,7 @@ def delta(
         sampling_rate: float in (0, 1], as in `epsilon`.
         steps: int, number of steps.
         epsilon: float, > 0.
-        accountant: str, `"rdp"` or `"pld"`. Defaults to `"rdp"`.
+        accountant: str, `"rdp"` or `"pld"`. Defaults to `"pld"`.
 
     Returns:
         A float, the delta at `epsilon`.
@@ -160,7 +160,7 @@ def noise_multiplier(
     delta: float,
     sampling_rate: float,
     steps: int,
-    accountant: str = "rdp",
+    accountant: str = "pld",
 ) -> float:
     """Smallest noise multiplier with which the steps keep the budget.
 
@@ -169,7 +169,7 @@ def noise_multiplier(
         delta: float in (0, 1).
         sampling_rate: float in (0, 1], as in `epsilon`.
         steps: int, > 0, number of steps.
-        accountant: str, `"rdp"` or `"pld"`. Defaults to `"rdp"`.
+        accountant: str, `"rdp"` or `"pld"`. Defaults to `"pld"`.
 
     Returns:
         A float. The epsilon that it spends never exceeds the budget, and is
@@ -210,7 +210,7 @@ def least_noise(
     *,
     epsilon: float,
     delta: float,
-    accountant: str = "rdp",
+    accountant: str = "pld",
     spent=(),
 ) -> float | None:
     """Smallest noise multiplier with which a run keeps a budget.
@@ -220,7 +220,7 @@ def least_noise(
             the run, of which more noise is never dearer.
         epsilon: float, > 0, the whole budget.
         delta: float in (0, 1).
-        accountant: str, `"rdp"` or `"pld"`. Defaults to `"rdp"`.
+        accountant: str, `"rdp"` or `"pld"`. Defaults to `"pld"`.
         spent: iterable of `dp_accounting.DpEvent`, what ran before. Defaults
             to nothing.
 
@@ -251,7 +251,7 @@ def steps(
     delta: float,
     noise_multiplier: float,
     sampling_rate: float,
-    accountant: str = "rdp",
+    accountant: str = "pld",
 ) -> int:
     """Largest number of steps that keeps the budget.
 
@@ -260,7 +260,7 @@ def steps(
         delta: float in (0, 1).
         noise_multiplier: float, as in `epsilon`.
         sampling_rate: float in (0, 1], as in `epsilon`.
-        accountant: str, `"rdp"` or `"pld"`. Defaults to `"rdp"`.
+        accountant: str, `"rdp"` or `"pld"`. Defaults to `"pld"`.
 
     Returns:
         An int, 0 if not even one step fits; at most 2**40.
@@ -307,7 +307,7 @@ def composed_epsilon(
     events,
     *,
     delta: float,
-    accountant: str = "rdp",
+    accountant: str = "pld",
     orders: tuple = RDP_ORDERS,
     interval: float = PLD_INTERVAL,
 ) -> float:
@@ -317,7 +317,7 @@ def composed_epsilon(
         events: iterable of `dp_accounting.DpEvent`. Self-composed and composed
             events may be nested.
         delta: float in (0, 1).
-        accountant: str, `"rdp"` or `"pld"`. Defaults to `"rdp"`.
+        accountant: str, `"rdp"` or `"pld"`. Defaults to `"pld"`.
         orders: tuple of floats, the Rényi orders that `"rdp"` tries. Defaults
             to `RDP_ORDERS`.
         interval: float, spacing of the grid on which `"pld"` rounds privacy
@@ -355,17 +355,17 @@ def has_grid(events, delta: float) -> bool:
         delta: float in (0, 1).
     """
     totals = _totals(events)
-    scale = composed_epsilon(events, delta=delta)
+    scale = composed_epsilon(events, delta=delta, accountant="rdp")
     return bool(totals) and _grid_fits(totals, scale)
 
 
-def composed_delta(events, *, epsilon: float, accountant: str = "rdp") -> float:
+def composed_delta(events, *, epsilon: float, accountant: str = "pld") -> float:
     """Delta of mechanisms that ran one after another on the same data.
 
     Args:
         events: iterable of `dp_accounting.DpEvent`, as in `composed_epsilon`.
         epsilon: float, > 0.
-        accountant: str, `"rdp"` or `"pld"`. Defaults to `"rdp"`.
+        accountant: str, `"rdp"` or `"pld"`. Defaults to `"pld"`.
 
     Returns:
         A float, 0.0 for no events, 1.0 if one event is not private.
@@ -393,8 +393,52 @@ def composed_delta(events, *, epsilon: float, accountant: str = "rdp") -> float:
     return float(spent)
 
 
+def true_positive_rate(events, *, false_positive_rate: float) -> float:
+    """Largest true positive rate of any attack that decides on membership.
+
+    The attack knows all but one example, and decides from all releases whether
+    that one took part.
+
+    Formal guarantees: every (ε, δ) that `composed_epsilon` gives for the events
+    bounds the rate, of which the smallest bound is returned: with f false
+    positives, at most min(exp(ε) f + δ, 1 - exp(-ε) (1 - δ - f)) true ones.
+
+    Args:
+        events: iterable of `dp_accounting.DpEvent`, as in `composed_epsilon`.
+        false_positive_rate: float in (0, 1), how often the attack may take an
+            example for a member that is none.
+
+    Returns:
+        A float, at most 1.
+
+    Raises:
+        ValueError: If `false_positive_rate` is out of its range.
+
+    Reference:
+      - [The Composition Theorem for Differential Privacy](
+        https://arxiv.org/abs/1311.0776), theorem 2.1
+    """
+    if not 0 < false_positive_rate < 1:
+        raise ValueError(
+            f"Expected 0 < false_positive_rate < 1, got {false_positive_rate}."
+        )
+    events = tuple(events)
+    bounds = [1.0]
+    # Larger deltas come with an epsilon of 0.
+    for exponent in np.arange(-12, 0, 0.25):
+        tolerated = float(10**exponent)
+        spent = composed_epsilon(events, delta=tolerated)
+        if spent < 700:
+            missed = max(0.0, 1 - tolerated - false_positive_rate)
+            bounds.append(math.exp(spent) * false_positive_rate + tolerated)
+            bounds.append(1 - math.exp(-spent) * missed)
+        if spent == 0:
+            break
+    return min(bounds)
+
+
 def further_steps(
-    event, *, epsilon: float, delta: float, accountant: str = "rdp", spent=()
+    event, *, epsilon: float, delta: float, accountant: str = "pld", spent=()
 ) -> int:
     """Largest number of steps that still fits into a budget.
 
@@ -402,7 +446,7 @@ def further_steps(
         event: `dp_accounting.DpEvent` of one step.
         epsilon: float, > 0, the whole budget.
         delta: float in (0, 1).
-        accountant: str, `"rdp"` or `"pld"`. Defaults to `"rdp"`.
+        accountant: str, `"rdp"` or `"pld"`. Defaults to `"pld"`.
         spent: iterable of `dp_accounting.DpEvent`, what ran before. Defaults
             to nothing.
 
@@ -505,7 +549,11 @@ def _losses(counts, scale, interval=PLD_INTERVAL):
     """
     if scale > 100:
         interval = max(interval, scale * 1e-5)
-    return loss_distributions.composed(counts, interval)
+    return _composed_losses(counts, interval)
+
+
+# For several deltas of one composition.
+_composed_losses = functools.lru_cache(maxsize=4)(loss_distributions.composed)
 
 
 @contextlib.contextmanager

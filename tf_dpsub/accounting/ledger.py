@@ -183,12 +183,12 @@ class PrivacyLedger:
         if grows and self._file is not None:
             self._write(ahead=(self._reserved_steps, self._reserved_epochs))
 
-    def epsilon(self, delta: float, accountant: str = "rdp") -> float:
+    def epsilon(self, delta: float, accountant: str = "pld") -> float:
         """Epsilon spent so far.
 
         Args:
             delta: float in (0, 1).
-            accountant: str, `"rdp"` or `"pld"`. Defaults to `"rdp"`.
+            accountant: str, `"rdp"` or `"pld"`. Defaults to `"pld"`.
 
         Returns:
             A float, 0.0 before the first step, infinite if a step had no noise.
@@ -198,7 +198,7 @@ class PrivacyLedger:
         )
 
     def epsilon_without_amplification(
-        self, delta: float, accountant: str = "rdp"
+        self, delta: float, accountant: str = "pld"
     ) -> float:
         """Epsilon if every step may have used every example.
 
@@ -207,7 +207,7 @@ class PrivacyLedger:
 
         Args:
             delta: float in (0, 1).
-            accountant: str, `"rdp"` or `"pld"`. Defaults to `"rdp"`.
+            accountant: str, `"rdp"` or `"pld"`. Defaults to `"pld"`.
 
         Returns:
             A float.
@@ -218,12 +218,12 @@ class PrivacyLedger:
             accountant=accountant,
         )
 
-    def delta(self, epsilon: float, accountant: str = "rdp") -> float:
+    def delta(self, epsilon: float, accountant: str = "pld") -> float:
         """Delta spent so far.
 
         Args:
             epsilon: float, > 0.
-            accountant: str, `"rdp"` or `"pld"`. Defaults to `"rdp"`.
+            accountant: str, `"rdp"` or `"pld"`. Defaults to `"pld"`.
 
         Returns:
             A float.
@@ -238,7 +238,7 @@ class PrivacyLedger:
         steps: int,
         delta: float,
         epochs: int = 0,
-        accountant: str = "rdp",
+        accountant: str = "pld",
     ) -> float:
         """Epsilon that would be spent after further steps.
 
@@ -247,7 +247,7 @@ class PrivacyLedger:
             steps: int, number of further steps.
             delta: float in (0, 1).
             epochs: int, number of further epochs. Defaults to 0.
-            accountant: str, `"rdp"` or `"pld"`. Defaults to `"rdp"`.
+            accountant: str, `"rdp"` or `"pld"`. Defaults to `"pld"`.
 
         Returns:
             A float.
@@ -260,7 +260,7 @@ class PrivacyLedger:
         )
 
     def steps_within(
-        self, entry, *, epsilon: float, delta: float, accountant: str = "rdp"
+        self, entry, *, epsilon: float, delta: float, accountant: str = "pld"
     ) -> int:
         """Number of further steps that keep a budget.
 
@@ -268,7 +268,7 @@ class PrivacyLedger:
             entry: `LedgerEntry`, what the steps would be.
             epsilon: float, > 0, the whole budget, of which a part may be spent.
             delta: float in (0, 1).
-            accountant: str, `"rdp"` or `"pld"`. Defaults to `"rdp"`.
+            accountant: str, `"rdp"` or `"pld"`. Defaults to `"pld"`.
 
         Returns:
             An int: epochs instead of steps where `entry` states

@@ -41,6 +41,15 @@ _CHANGED = (
     "training or otherwise. ε covers them as the private steps left them, and "
     "what is computed from those alone: not what they were taught since."
 )
+_ATTACKS = (
+    "Attacks. Whoever sees all weights, and knows all examples but one, cannot "
+    "tell well whether that one took part. An attack that takes {false} % of "
+    "examples that did not for some that did finds at most {true} % of those "
+    "that did; one that takes {falser} %, at most {truer} %. These are the "
+    "smallest of min(e^ε f + δ, 1 - e^-ε (1 - δ - f)), f being the share of "
+    "false positives, over all (ε, δ) of the steps that were counted."
+)
+_FALSE_POSITIVE_RATES = (0.001, 0.01)
 _UNAMPLIFIED = "without amplification by sampling"
 _POISSON = (
     "Poisson sampling: every step drew each of the {examples} examples "
@@ -105,6 +114,7 @@ def statement(
         blocks.append(_wrap(_CHANGED))
     if entries and math.isfinite(epsilon):
         blocks.append(_table(ledger, delta))
+        blocks.append(_wrap(_attacks(ledger)))
     blocks += [_wrap(_mechanism(entry)) for entry in entries]
     adjacency = _ADJACENCY
     if any(entry.sampler == "poisson" for entry in entries):
@@ -151,7 +161,9 @@ def _claim(entries, epsilon, delta, accountant):
             f"{entry.steps} steps of {entry.mechanism} {_fault(entry)}"
             for entry in entries
             if math.isinf(
-                accountants.composed_epsilon([entry.event()], delta=delta)
+                accountants.composed_epsilon(
+                    [entry.event()], delta=delta, accountant="rdp"
+                )
             )
         )
         return f"NOT PRIVATE: {'; '.join(reasons)}. ε is infinite."
@@ -224,6 +236,23 @@ def _table(ledger, delta):
         rdp, pld = (round_up(spent(delta, by)) for by in ("rdp", "pld"))
         lines.append(f"  {label:{width}}{rdp:>12}{pld:>12}")
     return "\n".join(lines)
+
+
+def _attacks(ledger):
+    rates = (
+        round_up(
+            100
+            * accountants.true_positive_rate(
+                ledger.events(), false_positive_rate=false
+            ),
+            digits=3,
+        )
+        for false in _FALSE_POSITIVE_RATES
+    )
+    few, more = (f"{100 * false:g}" for false in _FALSE_POSITIVE_RATES)
+    return _ATTACKS.format(
+        false=few, true=next(rates), falser=more, truer=next(rates)
+    )
 
 
 def _mechanism(entry):

@@ -30,7 +30,7 @@ class PlannedRun:
             `batch_size`. Defaults to `None`.
         batch_size: int, the expected one. Defaults to `None`: the smallest
             whose noise over the run is at most a tenth above the least.
-        accountant: string, `"rdp"` or `"pld"`. Defaults to `"rdp"`.
+        accountant: string, `"rdp"` or `"pld"`. Defaults to `"pld"`.
 
     Raises:
         ValueError: if an argument is out of range, or not exactly one of
@@ -43,7 +43,7 @@ class PlannedRun:
     epsilon: float | None = None
     noise_multiplier: float | None = None
     batch_size: int | None = None
-    accountant: str = "rdp"
+    accountant: str = "pld"
 
     def __post_init__(self):
         check_count("examples", self.examples)

@@ -166,14 +166,14 @@ class Run:
         return after <= epsilon
 
     def steps_within(
-        self, epsilon: float, delta: float, accountant: str = "rdp"
+        self, epsilon: float, delta: float, accountant: str = "pld"
     ) -> int:
         """Number of further steps of the run that keep a budget.
 
         Args:
             epsilon: float, the budget, all earlier steps included.
             delta: float.
-            accountant: string, `"rdp"` or `"pld"`. Defaults to `"rdp"`.
+            accountant: string, `"rdp"` or `"pld"`. Defaults to `"pld"`.
 
         Returns:
             int.

@@ -16,6 +16,8 @@ class Trial:
         labels: dict from the columns of the table to strings or numbers. The
             trials with the same labels are seeds of one setting, a row.
         config: `ml_collections.ConfigDict`, as `training_run.train` takes it.
+            Its accountant becomes RDP, by which all recorded trials, and those
+            of the papers, were calibrated.
         paper: float, the paper's test accuracy of this setting. Defaults to
             `None`: the paper gives none.
         paper_epsilon: float, the paper's epsilon. Defaults to `None`.
@@ -26,6 +28,11 @@ class Trial:
     config: ml_collections.ConfigDict
     paper: float | None = None
     paper_epsilon: float | None = None
+
+    def __post_init__(self):
+        config = copy.deepcopy(self.config)
+        config.accountant = "rdp"
+        object.__setattr__(self, "config", config)
 
     @property
     def method(self):

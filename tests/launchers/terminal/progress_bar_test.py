@@ -40,7 +40,7 @@ def trained(bar, epochs=EPOCHS, noise_multiplier=4.0):
 
 
 def test_a_line_for_each_epoch(capsys):
-    model = trained(progress_bar.ProgressBar(1e-5, "rdp", budget=9.0))
+    model = trained(progress_bar.ProgressBar(1e-5, budget=9.0))
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == EPOCHS
     for k, line in enumerate(lines, start=1):
@@ -48,7 +48,7 @@ def test_a_line_for_each_epoch(capsys):
         assert "dropped" not in line
         assert (" left" in line) == (k < EPOCHS)
         assert " of 9" in line
-    spent = float(re.search(r"ε = ([\d.]+) of", lines[-1])[1])
+    spent = float(re.search(r"ε at most ([\d.]+), of", lines[-1])[1])
     assert spent == pytest.approx(model.epsilon(1e-5, "rdp"), rel=1e-2)
 
 
@@ -56,7 +56,7 @@ def test_time_left_is_without_that_of_tracing(capsys, monkeypatch):
     """A second a look at the clock, an hour before the first step is done."""
     clock = iter([0.0, *range(3600, 7200)])
     monkeypatch.setattr(progress_bar.time, "monotonic", lambda: next(clock))
-    trained(progress_bar.ProgressBar(1e-5, "rdp"))
+    trained(progress_bar.ProgressBar(1e-5))
     first, second, _ = capsys.readouterr().out.splitlines()
     # Four looks for three steps, of twelve; eight steps are left.
     assert first.endswith("; 11 s left")
@@ -64,14 +64,14 @@ def test_time_left_is_without_that_of_tracing(capsys, monkeypatch):
 
 
 def test_without_noise_nothing_is_private(capsys):
-    trained(progress_bar.ProgressBar(1e-5, "rdp"), 1, noise_multiplier=0.0)
+    trained(progress_bar.ProgressBar(1e-5), 1, noise_multiplier=0.0)
     assert capsys.readouterr().out.endswith("; not private\n")
 
 
 def test_a_bar_on_a_terminal(capsys, monkeypatch):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setattr(progress_bar, "_SECONDS_BETWEEN_DRAWINGS", 0.0)
-    trained(progress_bar.ProgressBar(1e-5, "rdp"))
+    trained(progress_bar.ProgressBar(1e-5))
     drawn = re.split(r"\r\033\[K|\n", capsys.readouterr().out)
     shares = [
         int(re.search(r" (\d+) %", text)[1]) for text in drawn if "━" in text
