@@ -25,7 +25,11 @@ def test_one_example_is_a_gaussian_of_twice_the_sensitivity():
     )
     multiplier = 6.0 / 2 / math.sqrt(4)
     expected = accounting.epsilon(
-        noise_multiplier=multiplier, sampling_rate=1.0, steps=1, delta=1e-5
+        noise_multiplier=multiplier,
+        sampling_rate=1.0,
+        steps=1,
+        delta=1e-5,
+        accountant="rdp",
     )
     assert found == pytest.approx(expected, rel=1e-6)
 

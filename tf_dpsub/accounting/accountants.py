@@ -535,7 +535,9 @@ def _pld_epsilon(counts, delta, scale, interval):
         precision = sum(
             count / event.noise_multiplier**2 for event, count in counts
         )
-        return dp_accounting.get_epsilon_gaussian(precision**-0.5, delta)
+        # Deltas that are far too small for float64 come out as 0.
+        with np.errstate(divide="ignore"):
+            return dp_accounting.get_epsilon_gaussian(precision**-0.5, delta)
     # Losses beyond the range of exp become infinite, hence are rounded up.
     with np.errstate(over="ignore"):
         return _losses(counts, scale, interval).get_epsilon_for_delta(delta)
