@@ -1,5 +1,6 @@
 """One private training run, from its config to its files."""
 
+import dataclasses
 import importlib.util
 import math
 import os
@@ -20,6 +21,7 @@ from tf_dpsub import (
     interruptions,
     layers,
 )
+from tf_dpsub.accounting import accountants
 from tf_dpsub.accounting.statement import round_up
 from tf_dpsub.launchers.reports import folder_page, progress_figure
 from tf_dpsub.launchers.terminal import durations, progress_bar
@@ -295,6 +297,18 @@ class _Run:
             private_state=not optimizer.public_state.is_public,
         )
 
+    def _bounding_accountant(self, further_steps=0):
+        """The accountant by whose bound ε is, after further steps."""
+        events = self._model.ledger.events()
+        if further_steps:
+            entry = dataclasses.replace(self._entry(), steps=further_steps)
+            events.append(entry.event())
+        return accountants.bounding_accountant(
+            events,
+            delta=self._config.delta,
+            accountant=self._config.accountant,
+        )
+
     def _remaining_steps(self, epochs):
         remaining_epochs = epochs - self._recorder.epochs
         return remaining_epochs * self._batches.steps_per_epoch
@@ -318,7 +332,8 @@ class _Run:
             f"{optimizer.l2_norm_clip:g}, Poisson batches of "
             f"{optimizer.batch_size:,} expected",
             "privacy": f"ε = {epsilon:.4g} at δ = {config.delta:g} "
-            f"({config.accountant.upper()}) after {epochs} epochs, "
+            f"({self._bounding_accountant(steps).upper()}) after {epochs} "
+            "epochs, "
             f"{ledger.steps + steps:,} steps",
             "devices": ", ".join(devices()),
             "files": f"{self._directory.path}/",
@@ -458,7 +473,7 @@ class _Run:
             "epsilon_rdp": epsilon["rdp"],
             "epsilon_pld": epsilon["pld"],
             "delta": config.delta,
-            "accountant": config.accountant,
+            "accountant": self._bounding_accountant(),
             "noise_multiplier": model.optimizer.noise_multiplier,
             "l2_norm_clip": run_directory.json_number(
                 model.optimizer.l2_norm_clip

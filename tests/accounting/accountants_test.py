@@ -247,6 +247,58 @@ class TestComposition:
             )
 
 
+class TestTruePositiveRate:
+    @pytest.mark.parametrize("false_positive_rate", [1e-3, 1e-2, 0.1, 0.5])
+    @pytest.mark.parametrize("mu", [0.1, 1.0, 4.0])
+    def test_gaussian(self, mu, false_positive_rate):
+        bound = accountants.true_positive_rate(
+            [repeated(2 / mu, 1, 4)], false_positive_rate=false_positive_rate
+        )
+        best = stats.norm.cdf(mu + stats.norm.ppf(false_positive_rate))
+        assert best <= bound <= 1.03 * best
+
+    def test_sampled_gaussian_against_the_best_test(self):
+        """Of one step, which compares the likelihoods of its two outcomes."""
+        sigma, rate, false_positive_rate = 0.8, 0.3, 0.01
+        threshold = stats.norm.isf(false_positive_rate, scale=sigma)
+        best = (1 - rate) * false_positive_rate + rate * stats.norm.sf(
+            threshold - 1, scale=sigma
+        )
+        bound = accountants.true_positive_rate(
+            [repeated(sigma, rate, 1)], false_positive_rate=false_positive_rate
+        )
+        assert best <= bound <= 1.05 * best
+
+    def test_nothing_and_no_noise(self):
+        rates = [
+            accountants.true_positive_rate(events, false_positive_rate=0.01)
+            for events in ([], [dp_accounting.NonPrivateDpEvent()])
+        ]
+        assert rates == pytest.approx([0.01, 1.0])
+
+    @pytest.mark.parametrize("rate", [0, 1, math.nan])
+    def test_rate_out_of_range(self, rate):
+        with pytest.raises(ValueError, match="false_positive_rate < 1, got"):
+            accountants.true_positive_rate([], false_positive_rate=rate)
+
+
+class TestBoundingAccountant:
+    @pytest.mark.parametrize(
+        "steps, asked, bounding",
+        [
+            (0, "pld", "pld"),
+            (100, "pld", "pld"),
+            (100, "rdp", "rdp"),
+            (2 * 10**6, "pld", "rdp"),
+        ],
+    )
+    def test_rdp_where_no_grid_fits(self, steps, asked, bounding):
+        events = [repeated(1.3, 0.0025, steps)]
+        assert bounding == accountants.bounding_accountant(
+            events, delta=1e-5, accountant=asked
+        )
+
+
 class TestNoiseMultiplier:
     @pytest.mark.parametrize(
         "accountant, expected", [("rdp", 2.064), ("pld", 1.965)]

@@ -66,6 +66,16 @@ def test_quotes_the_accountant_asked_for():
     assert "by RDP accounting" in text
 
 
+def test_says_what_an_attack_reaches_at_most():
+    """Against the exact rates of one Gaussian, of μ = 1."""
+    text = stated((changed(BATCHES, noise_multiplier=2.0), 4))
+    assert (
+        "An attack that takes 0.1 % of examples that did not for some that did "
+        "finds at most 1.85 % of those that did; one that takes 1 %, at most "
+        "9.24 %."
+    ) in text
+
+
 def test_says_where_the_grid_of_pld_would_not_fit():
     text = stated((POISSON, 2 * 10**6))
     assert "by RDP accounting" in text

@@ -33,6 +33,7 @@ from collections.abc import Callable
 
 import dp_accounting
 import numpy as np
+from scipy import special
 from dp_accounting.rdp import rdp_privacy_accountant
 
 from tf_dpsub.accounting import loss_distributions
@@ -112,7 +113,7 @@ def epsilon(
     ```python
     tf_dpsub.accounting.epsilon(
         noise_multiplier=1.3, sampling_rate=150 / 60000, steps=6000, delta=1e-5
-    )  # 0.724
+    )  # 0.640
     ```
     """
     event = sampled_gaussian(noise_multiplier, sampling_rate)
@@ -347,16 +348,21 @@ def composed_epsilon(
     return float(spent)
 
 
-def has_grid(events, delta: float) -> bool:
-    """Tells whether `"pld"` has a bound of its own, or that of RDP alone.
+def bounding_accountant(events, *, delta: float, accountant: str) -> str:
+    """The accountant by whose bound `composed_epsilon` gives its figure.
 
     Args:
         events: iterable of `dp_accounting.DpEvent`, as in `composed_epsilon`.
         delta: float in (0, 1).
+        accountant: str, the one that was asked for.
+
+    Returns:
+        A str: `"rdp"` where it was asked for, or where no grid fits.
     """
     totals = _totals(events)
     scale = composed_epsilon(events, delta=delta, accountant="rdp")
-    return bool(totals) and _grid_fits(totals, scale)
+    fits = not totals or _grid_fits(totals, scale)
+    return accountant if fits else "rdp"
 
 
 def composed_delta(events, *, epsilon: float, accountant: str = "pld") -> float:
@@ -425,8 +431,8 @@ def true_positive_rate(events, *, false_positive_rate: float) -> float:
     events = tuple(events)
     bounds = [1.0]
     # Larger deltas come with an epsilon of 0.
-    for exponent in np.arange(-12, 0, 0.25):
-        tolerated = float(10**exponent)
+    for log_odds in np.arange(-28, 29, 0.5):
+        tolerated = float(special.expit(log_odds))
         spent = composed_epsilon(events, delta=tolerated)
         if spent < 700:
             missed = max(0.0, 1 - tolerated - false_positive_rate)

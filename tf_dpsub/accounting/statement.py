@@ -168,7 +168,9 @@ def _claim(entries, epsilon, delta, accountant):
         )
         return f"NOT PRIVATE: {'; '.join(reasons)}. ε is infinite."
     events = [entry.event() for entry in entries]
-    by = accountant if accountants.has_grid(events, delta) else "rdp"
+    by = accountants.bounding_accountant(
+        events, delta=delta, accountant=accountant
+    )
     return (
         f"Training was (ε = {round_up(epsilon)}, δ = {delta:g})-differentially "
         f"private, {_sampling(entries)}, by {by.upper()} accounting."

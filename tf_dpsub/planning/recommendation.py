@@ -402,7 +402,7 @@ def _code(chosen, head, public, shape, text_encoder):
             "optimizer = tf_dpsub.optimizers.DPSGD(",
             f"    keras.optimizers.SGD({own['learning_rate']}),",
             f"    l2_norm_clip={own['l2_norm_clip']},",
-            f"    noise_multiplier={own['noise_multiplier']:.6g},",
+            f"    {budget},",
             f"    batch_size={own['batch_size']},",
             ")",
             f"model.compile(optimizer, {_LOSS})",
