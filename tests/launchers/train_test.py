@@ -47,8 +47,8 @@ def test_dry_run_says_what_it_would_do(tmp_path):
         line.split(maxsplit=1) for line in done.stdout.splitlines()
     )
     assert "warning" not in announced
-    assert "noise multiplier 5.295" in announced["mechanism"]
-    assert announced["privacy"].startswith("ε = 2 at δ = 1e-05 (RDP) after 30")
+    assert "noise multiplier 4.91," in announced["mechanism"]
+    assert announced["privacy"].startswith("ε = 2 at δ = 1e-05 (PLD) after 30")
     assert re.fullmatch(
         r"about \d+ s: 180 steps of [\d.]+ s, without evaluation",
         announced["time"],

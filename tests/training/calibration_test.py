@@ -64,6 +64,14 @@ MECHANISMS = {
         optimizers.GEP,
         lambda: {"subspace": random_subspace(), "residual_norm_clip": 0.1},
     ),
+    "GEP, noise of its own for the residual": (
+        optimizers.GEP,
+        lambda: {
+            "subspace": random_subspace(),
+            "residual_norm_clip": 0.1,
+            "residual_noise_multiplier": 9.0,
+        },
+    ),
     "B-GEP": (
         optimizers.GEP,
         lambda: {"subspace": random_subspace(), "residual": False},
@@ -482,17 +490,18 @@ class TestBadInput:
         with pytest.raises(ValueError, match="finite l2_norm_clip"):
             dpsgd(l2_norm_clip=math.inf)
 
-    def test_noise_of_the_residual(self):
-        with pytest.raises(ValueError, match="no residual_noise_multiplier"):
-            optimizers.GEP(
-                "sgd",
-                epsilon=2.0,
-                delta=DELTA,
-                subspace=random_subspace(),
-                residual_norm_clip=0.1,
-                residual_noise_multiplier=3.0,
-                **common(),
-            )
+    def test_a_residual_that_spends_the_budget_alone(self):
+        optimizer = optimizers.GEP(
+            "sgd",
+            epsilon=2.0,
+            delta=DELTA,
+            subspace=random_subspace(),
+            residual_norm_clip=0.1,
+            residual_noise_multiplier=1.5,
+            **common(),
+        )
+        with pytest.raises(ValueError, match="leaves a part of the budget"):
+            optimizer.calibrate(1.6)
 
     def test_a_count_with_too_little_noise(self, examples):
         optimizer = optimizers.AdaptiveDPSGD(

@@ -521,7 +521,7 @@ class TestViews:
         one_view = tf_dpsub.accounting.epsilon(
             noise_multiplier=1.0, sampling_rate=50 / _N, steps=12, delta=1e-5
         )
-        assert model.epsilon(1e-5, "rdp") == pytest.approx(one_view)
+        assert model.epsilon(1e-5) == pytest.approx(one_view)
 
     def test_a_crop_that_a_batch_shares_is_drawn_for_each_view(self, data):
         """One row at a time, it is its own."""

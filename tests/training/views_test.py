@@ -413,7 +413,7 @@ class TestFit:
         spent = accounting.epsilon(
             noise_multiplier=1.0, sampling_rate=4 / 20, steps=5, delta=1e-5
         )
-        assert model.epsilon(1e-5, "rdp") == pytest.approx(spent)
+        assert model.epsilon(1e-5) == pytest.approx(spent)
 
 
 class TestBadInput:

@@ -111,13 +111,6 @@ class GEP(SubspaceOptimizer):
                 "fifth of l2_norm_clip is usual; residual=False is B-GEP."
             )
         else:
-            if self.target and residual_noise_multiplier is not None:
-                raise ValueError(
-                    "Expected no residual_noise_multiplier with epsilon, got "
-                    f"{residual_noise_multiplier}: `fit` finds the noise of "
-                    "both. Leave it out, or give noise_multiplier as well, "
-                    "instead of epsilon."
-                )
             if residual_noise_multiplier is None:
                 multiplier = 1.0 if self.target else self.noise_multiplier
             else:
@@ -152,10 +145,24 @@ class GEP(SubspaceOptimizer):
         )
 
     def calibrate(self, effective):
-        # Two Gaussians of equal multipliers make one.
         if effective is not None and self.residual:
-            effective *= math.sqrt(2)
+            effective = self._share_of_the_embedding(effective)
         super().calibrate(effective)
+
+    def _share_of_the_embedding(self, effective):
+        """The multiplier that makes one `effective` with the residual's."""
+        residual = self._residual_noise_multiplier
+        if residual is None:
+            # Two Gaussians of equal multipliers make one.
+            return effective * math.sqrt(2)
+        if residual <= effective:
+            raise ValueError(
+                "Expected a residual_noise_multiplier that leaves a part of "
+                f"the budget to the embedding, got {residual}: {self.target} "
+                f"takes more than {effective:.4g}. Raise it, or leave it out."
+            )
+        # Precisions add up.
+        return (effective**-2 - residual**-2) ** -0.5
 
     def sum_shapes(self):
         shape = tf.TensorShape([self.subspace.rank])

@@ -53,7 +53,7 @@ def accuracy_against_epsilon(results, best=False):
                 axes,
                 method_rows,
                 method,
-                lambda row, shift=shift: shift * row.epsilon("rdp"),
+                lambda row, shift=shift: shift * _epsilon(row),
             )
             _paper_points(axes, method_rows, method)
         _epsilon_axis(axes, rows)
@@ -510,7 +510,7 @@ def _line_colours(rows, line):
 
 def _epsilon_axis(axes, rows):
     """Makes the horizontal axis logarithmic, with a tick at each ε."""
-    epsilons = sorted({row.epsilon("rdp") for row in rows})
+    epsilons = sorted(set(map(_epsilon, rows)))
     # Ticks closer than a few percent would overlap.
     ticks = [
         value
@@ -521,8 +521,15 @@ def _epsilon_axis(axes, rows):
     # A single ε does not fill the whole axis.
     low, high = axes.get_xlim()
     axes.set_xlim(min(low, epsilons[0] / 1.5), max(high, 1.5 * epsilons[-1]))
-    delta = rows[0].outcomes[0].trial.config.delta
-    axes.set_xlabel(f"ε (RDP) at δ = {delta:g}")
+    trial = rows[0].outcomes[0].trial
+    axes.set_xlabel(
+        f"ε ({trial.accountant.upper()}) at δ = {trial.config.delta:g}"
+    )
+
+
+def _epsilon(row):
+    """The ε of a row, by the accountant that its noise was found by."""
+    return row.epsilon(row.outcomes[0].trial.accountant)
 
 
 def _accuracy_axis(axes):

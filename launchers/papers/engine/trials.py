@@ -16,11 +16,12 @@ class Trial:
         labels: dict from the columns of the table to strings or numbers. The
             trials with the same labels are seeds of one setting, a row.
         config: `ml_collections.ConfigDict`, as `training_run.train` takes it.
-            Its accountant becomes RDP, by which all recorded trials, and those
-            of the papers, were calibrated.
+            Its accountant becomes that of the trial.
         paper: float, the paper's test accuracy of this setting. Defaults to
             `None`: the paper gives none.
         paper_epsilon: float, the paper's epsilon. Defaults to `None`.
+        accountant: string, by which noise is found for an epsilon. Defaults to
+            `"rdp"`, as in the papers and in all trials that were recorded.
     """
 
     name: str
@@ -28,10 +29,11 @@ class Trial:
     config: ml_collections.ConfigDict
     paper: float | None = None
     paper_epsilon: float | None = None
+    accountant: str = "rdp"
 
     def __post_init__(self):
         config = copy.deepcopy(self.config)
-        config.accountant = "rdp"
+        config.accountant = self.accountant
         object.__setattr__(self, "config", config)
 
     @property

@@ -39,7 +39,7 @@ def read_metrics(workdir):
         ]
 
 
-def epsilon_of(steps, noise_multiplier, batch_size=256, accountant="rdp"):
+def epsilon_of(steps, noise_multiplier, batch_size=256, accountant="pld"):
     return accounting.epsilon(
         noise_multiplier=noise_multiplier,
         sampling_rate=batch_size / 1438,
