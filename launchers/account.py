@@ -9,7 +9,8 @@ sampling:
   tf-dpsub account --epsilon=2 --sampling_rate=0.004 --steps=3500 \\
       --delta=1e-5 --json
 
-`--json` prints one object with the same figures; an infinite one is "inf".
+`--rows_per_person=8` counts all rows of one person together, of which there are
+at most so many. `--json` prints one object with the same figures; an infinite one is "inf".
 """
 
 import json
@@ -51,6 +52,12 @@ _BATCH_SIZE = flags.DEFINE_integer(
 _EXAMPLES = flags.DEFINE_integer(
     "examples", None, "Number of examples in the data set."
 )
+_ROWS_PER_PERSON = flags.DEFINE_integer(
+    "rows_per_person",
+    1,
+    "The most examples of one person: figures are for all of them together.",
+    lower_bound=1,
+)
 _JSON = flags.DEFINE_bool("json", False, "Print JSON instead of a table.")
 
 _SOLVERS: dict[str, Callable] = {
@@ -76,6 +83,7 @@ def solve(
     sampling_rate=None,
     batch_size=None,
     examples=None,
+    rows_per_person=1,
 ):
     """Computes epsilon, the noise multiplier or the number of steps.
 
@@ -91,6 +99,8 @@ def solve(
             examples`.
         batch_size: int. Defaults to `None`.
         examples: int. Defaults to `None`.
+        rows_per_person: int, the most examples of one person, which count
+            together. Defaults to `1`.
 
     Returns:
         dict: the arguments, as used; `"solved_for"`, the name of the computed
@@ -125,6 +135,8 @@ def solve(
     result = {**given, "delta": delta, "sampling_rate": rate}
     if examples is not None:
         result["examples"] = examples
+    if rows_per_person != 1:
+        result["rows_per_person"] = rows_per_person
     result["solved_for"] = solved_for
     for name, sampling in (
         ("poisson_sampling", rate),
@@ -136,6 +148,7 @@ def solve(
                 delta=delta,
                 sampling_rate=sampling,
                 accountant=accountant,
+                rows_per_person=rows_per_person,
             )
             for accountant in accountants.ACCOUNTANTS
         }
@@ -154,7 +167,11 @@ def table(result):
     solved_for = result["solved_for"]
     lines = [
         f"{label:<36}{result[name]:>12.6g}"
-        for name, label in {**_LABELS, "sampling_rate": "sampling rate"}.items()
+        for name, label in {
+            **_LABELS,
+            "sampling_rate": "sampling rate",
+            "rows_per_person": "rows of a person, at most",
+        }.items()
         if name in result
     ]
     lines += ["", f"{_LABELS[solved_for]:<36}{'RDP':>12}{'PLD':>12}"]
@@ -181,6 +198,7 @@ def main():
         sampling_rate=_SAMPLING_RATE.value,
         batch_size=_BATCH_SIZE.value,
         examples=_EXAMPLES.value,
+        rows_per_person=_ROWS_PER_PERSON.value,
     )
     examples = _EXAMPLES.value
     if examples is not None and _DELTA.value >= 1 / examples:

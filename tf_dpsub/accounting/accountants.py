@@ -7,7 +7,8 @@ events, and solves for the noise or for the number of steps.
 Formal guarantees: every epsilon and delta is an upper bound for the release of
 the result of *every* step, under the relation in which two data sets are
 neighbours when one example of one is missing from (or replaced by an empty one
-in) the other. `"rdp"` bounds the Rényi divergence at each of `RDP_ORDERS`;
+in) the other; or all of one person, of which there are at most
+`rows_per_person`. `"rdp"` bounds the Rényi divergence at each of `RDP_ORDERS`;
 `"pld"` rounds the privacy loss up on a grid, and is nearly exact. Both bound
 the same quantity, so `"pld"` answers with the smaller of the two, and with that
 of RDP alone where it has no grid: beyond a million steps or an epsilon of a
@@ -36,9 +37,10 @@ import numpy as np
 from scipy import special
 from dp_accounting.rdp import rdp_privacy_accountant
 
-from tf_dpsub.accounting import loss_distributions
+from tf_dpsub.accounting import gaussian_mixtures, loss_distributions
 from tf_dpsub.checks import (
     check_choice,
+    check_count,
     check_delta,
     check_epsilon,
     check_noise_multiplier,
@@ -89,6 +91,7 @@ def epsilon(
     steps: int,
     delta: float,
     accountant: str = "pld",
+    rows_per_person: int = 1,
 ) -> float:
     """Epsilon that identical steps of a sampled Gaussian mechanism spend.
 
@@ -101,6 +104,8 @@ def epsilon(
         steps: int, number of steps.
         delta: float in (0, 1).
         accountant: str, `"rdp"` or `"pld"`. Defaults to `"pld"`.
+        rows_per_person: int, the most examples of one person: the epsilon is
+            that of all of them together. Defaults to `1`, of one example.
 
     Returns:
         A float, the epsilon at `delta`.
@@ -116,7 +121,7 @@ def epsilon(
     )  # 0.640
     ```
     """
-    event = sampled_gaussian(noise_multiplier, sampling_rate)
+    event = sampled_gaussian(noise_multiplier, sampling_rate, rows_per_person)
     return composed_epsilon(
         [dp_accounting.SelfComposedDpEvent(event, _check_steps(steps))],
         delta=delta,
@@ -131,6 +136,7 @@ def delta(
     steps: int,
     epsilon: float,
     accountant: str = "pld",
+    rows_per_person: int = 1,
 ) -> float:
     """Delta that identical steps of a sampled Gaussian mechanism spend.
 
@@ -140,6 +146,7 @@ def delta(
         steps: int, number of steps.
         epsilon: float, > 0.
         accountant: str, `"rdp"` or `"pld"`. Defaults to `"pld"`.
+        rows_per_person: int, as in `epsilon`. Defaults to `1`.
 
     Returns:
         A float, the delta at `epsilon`.
@@ -147,7 +154,7 @@ def delta(
     Raises:
         ValueError: If an argument is out of its range.
     """
-    event = sampled_gaussian(noise_multiplier, sampling_rate)
+    event = sampled_gaussian(noise_multiplier, sampling_rate, rows_per_person)
     return composed_delta(
         [dp_accounting.SelfComposedDpEvent(event, _check_steps(steps))],
         epsilon=epsilon,
@@ -162,6 +169,7 @@ def noise_multiplier(
     sampling_rate: float,
     steps: int,
     accountant: str = "pld",
+    rows_per_person: int = 1,
 ) -> float:
     """Smallest noise multiplier with which the steps keep the budget.
 
@@ -171,6 +179,7 @@ def noise_multiplier(
         sampling_rate: float in (0, 1], as in `epsilon`.
         steps: int, > 0, number of steps.
         accountant: str, `"rdp"` or `"pld"`. Defaults to `"pld"`.
+        rows_per_person: int, as in `epsilon`. Defaults to `1`.
 
     Returns:
         A float. The epsilon that it spends never exceeds the budget, and is
@@ -191,7 +200,7 @@ def noise_multiplier(
         )
 
     def event(multiplier):
-        step = sampled_gaussian(multiplier, sampling_rate)
+        step = sampled_gaussian(multiplier, sampling_rate, rows_per_person)
         return dp_accounting.SelfComposedDpEvent(step, steps)
 
     found = least_noise(
@@ -253,6 +262,7 @@ def steps(
     noise_multiplier: float,
     sampling_rate: float,
     accountant: str = "pld",
+    rows_per_person: int = 1,
 ) -> int:
     """Largest number of steps that keeps the budget.
 
@@ -262,6 +272,7 @@ def steps(
         noise_multiplier: float, as in `epsilon`.
         sampling_rate: float in (0, 1], as in `epsilon`.
         accountant: str, `"rdp"` or `"pld"`. Defaults to `"pld"`.
+        rows_per_person: int, as in `epsilon`. Defaults to `1`.
 
     Returns:
         An int, 0 if not even one step fits; at most 2**40.
@@ -270,19 +281,22 @@ def steps(
         ValueError: If an argument is out of its range.
     """
     return further_steps(
-        sampled_gaussian(noise_multiplier, sampling_rate),
+        sampled_gaussian(noise_multiplier, sampling_rate, rows_per_person),
         epsilon=epsilon,
         delta=delta,
         accountant=accountant,
     )
 
 
-def sampled_gaussian(noise_multiplier: float, sampling_rate: float):
+def sampled_gaussian(
+    noise_multiplier: float, sampling_rate: float, rows_per_person: int = 1
+):
     """The dp-accounting event of one step.
 
     Args:
         noise_multiplier: float, >= 0, as in `epsilon`.
         sampling_rate: float in (0, 1], as in `epsilon`.
+        rows_per_person: int, as in `epsilon`. Defaults to `1`.
 
     Returns:
         A `dp_accounting.DpEvent`.
@@ -296,11 +310,19 @@ def sampled_gaussian(noise_multiplier: float, sampling_rate: float):
             f"Expected 0 < sampling_rate <= 1, got {sampling_rate}. It is the "
             "expected batch size divided by the number of examples."
         )
-    if noise_multiplier < _LEAST_NOISE:
+    check_count("rows_per_person", rows_per_person)
+    if noise_multiplier < _LEAST_NOISE * rows_per_person:
         return dp_accounting.NonPrivateDpEvent()
-    gaussian = dp_accounting.GaussianDpEvent(float(noise_multiplier))
     if sampling_rate == 1:
-        return gaussian
+        # All rows of a person may move the sum, each by the sensitivity.
+        return dp_accounting.GaussianDpEvent(
+            float(noise_multiplier) / rows_per_person
+        )
+    if rows_per_person > 1:
+        return gaussian_mixtures.event(
+            float(noise_multiplier), float(sampling_rate), int(rows_per_person)
+        )
+    gaussian = dp_accounting.GaussianDpEvent(float(noise_multiplier))
     return dp_accounting.PoissonSampledDpEvent(float(sampling_rate), gaussian)
 
 
@@ -516,6 +538,8 @@ def _composed_curve(totals, orders):
 @functools.lru_cache(maxsize=256)
 def _curve(event, orders):
     """Rényi divergence of one event at each order: the costly part, so kept."""
+    if gaussian_mixtures.is_mixture(event):
+        return gaussian_mixtures.renyi_divergences(event, orders)
     accountant = dp_accounting.rdp.RdpAccountant(orders)
     with _without_order_warnings():
         accountant.compose(event)

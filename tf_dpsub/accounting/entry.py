@@ -7,9 +7,15 @@ import operator
 import dp_accounting
 
 from tf_dpsub.accounting import accountants
-from tf_dpsub.checks import check_choice, check_noise_multiplier, check_positive
+from tf_dpsub.checks import (
+    check_choice,
+    check_count,
+    check_noise_multiplier,
+    check_positive,
+)
 
 SAMPLERS = ("poisson", "batches")
+UNITS = ("example", "person")
 
 
 def _plain_flag(value):
@@ -25,6 +31,7 @@ _PLAIN = {
     float: float,
     int: operator.index,
     int | None: lambda value: None if value is None else operator.index(value),
+    float | None: lambda value: None if value is None else float(value),
     bool: _plain_flag,
     tuple[str, ...]: tuple,
 }
@@ -47,6 +54,12 @@ class LedgerEntry:
 
     Where it is stated, but no epoch was counted, the steps count. Without noise
     the event is not private.
+
+    With `unit="person"` an example is all rows of one person: their share
+    together has norm at most `l2_norm_clip`, persons are what is drawn, and
+    `examples` and `batch_size` count them. With `largest_rate` each example is
+    drawn with a rate of its own, of which the event has the largest: for an
+    example of a smaller one it is an upper bound.
 
     Args:
         mechanism: str, name of the mechanism, e.g. `"DPSGD"`.
@@ -77,6 +90,11 @@ class LedgerEntry:
             for a warning in the statement. Defaults to `()`.
         target: str, the (ε, δ) for which the noise was found. Defaults to `""`,
             for none.
+        unit: str, what is protected: `"example"`, one row, or `"person"`, all
+            rows of one person. Defaults to `"example"`.
+        largest_rate: float in (0, 1], the largest probability with which a step
+            draws an example, where they differ. Defaults to `None`: all are
+            `batch_size / examples`.
 
     Raises:
         ValueError: If a field is out of its range.
@@ -97,6 +115,8 @@ class LedgerEntry:
     notes: tuple[str, ...] = ()
     uncovered: tuple[str, ...] = ()
     target: str = ""
+    unit: str = "example"
+    largest_rate: float | None = None
 
     def __post_init__(self):
         if not self.mechanism or not isinstance(self.mechanism, str):
@@ -122,6 +142,19 @@ class LedgerEntry:
                 "Expected examples with sampler='poisson', got None. The "
                 "sampling rate is batch_size / examples."
             )
+        check_choice("unit", self.unit, UNITS)
+        if self.largest_rate is not None and not (
+            self.sampler == "poisson" and 0 < self.largest_rate <= 1
+        ):
+            raise ValueError(
+                "Expected 0 < largest_rate <= 1 with sampler='poisson', or "
+                f"None, got {self.largest_rate} with sampler={self.sampler!r}."
+            )
+        if self.unit == "person" and self.sampler != "poisson":
+            raise ValueError(
+                "Expected sampler='poisson' with unit='person', got "
+                f"{self.sampler!r}: persons are drawn."
+            )
         if self.batch_size < 1 or (
             self.examples is not None and self.batch_size > self.examples
         ):
@@ -140,7 +173,12 @@ class LedgerEntry:
 
     @property
     def sampling_rate(self):
-        """Expected share of the examples in a batch; `None` if unknown."""
+        """Probability with which an example is drawn; `None` if unknown.
+
+        Where rates differ, it is the largest of them.
+        """
+        if self.largest_rate is not None:
+            return self.largest_rate
         if self.examples is None:
             return None
         return self.batch_size / self.examples
@@ -150,34 +188,51 @@ class LedgerEntry:
         """The entry without its counts."""
         return dataclasses.replace(self, steps=0, epochs=0)
 
-    def step_event(self):
+    def step_event(self, rows_per_person: int = 1):
         """The dp-accounting event of one step (or one epoch, where it counts).
 
+        Args:
+            rows_per_person: int, the most rows of one person, for the event of
+                all of them together. Defaults to `1`, that of one `unit`. It
+                changes nothing where the unit is a person.
+
         Returns:
             A `dp_accounting.DpEvent`.
         """
-        return accountants.sampled_gaussian(
-            self._accounted_multiplier(),
+        return self._step_event(
             self.sampling_rate if self.sampler == "poisson" else 1,
+            rows_per_person,
         )
 
-    def event(self):
+    def event(self, rows_per_person: int = 1):
         """The dp-accounting event of all steps of the entry.
+
+        Args: as `step_event`.
 
         Returns:
             A `dp_accounting.DpEvent`.
         """
-        return _repeat(self.step_event(), self._participations())
+        return _repeat(self.step_event(rows_per_person), self._participations())
 
-    def event_without_amplification(self):
+    def event_without_amplification(self, rows_per_person: int = 1):
         """`event`, if every step were a Gaussian that may use every example.
+
+        Args: as `step_event`.
 
         Returns:
             A `dp_accounting.DpEvent`.
         """
         return _repeat(
-            accountants.sampled_gaussian(self._accounted_multiplier(), 1),
+            self._step_event(1, rows_per_person),
             max(self.steps, self._participations()),
+        )
+
+    def _step_event(self, sampling_rate, rows_per_person):
+        check_count("rows_per_person", rows_per_person)
+        return accountants.sampled_gaussian(
+            self._accounted_multiplier(),
+            sampling_rate,
+            1 if self.unit == "person" else rows_per_person,
         )
 
     def _accounted_multiplier(self):

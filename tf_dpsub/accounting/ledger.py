@@ -12,6 +12,7 @@ import uuid
 from tf_dpsub.accounting import accountants, ledger_file
 from tf_dpsub.accounting.entry import LedgerEntry
 from tf_dpsub.accounting.ledger_file import LedgerFile, Segment
+from tf_dpsub.checks import check_count
 
 
 class PrivacyLedger:
@@ -99,6 +100,14 @@ class PrivacyLedger:
         """Total number of steps."""
         return sum(segment.steps for segment in self._segments)
 
+    @property
+    def unit(self):
+        """What all steps protect, `"example"` or `"person"`; None if both."""
+        units = {entry.unit for entry in self.entries}
+        if len(units) > 1:
+            return None
+        return units.pop() if units else "example"
+
     def create(self):
         """Writes the file, without any step, unless there is one."""
         if self._file is not None and not self._file.exists:
@@ -183,22 +192,34 @@ class PrivacyLedger:
         if grows and self._file is not None:
             self._write(ahead=(self._reserved_steps, self._reserved_epochs))
 
-    def epsilon(self, delta: float, accountant: str = "pld") -> float:
+    def epsilon(
+        self,
+        delta: float,
+        accountant: str = "pld",
+        rows_per_person: int | None = None,
+    ) -> float:
         """Epsilon spent so far.
 
         Args:
             delta: float in (0, 1).
             accountant: str, `"rdp"` or `"pld"`. Defaults to `"pld"`.
+            rows_per_person: int, as for `events`. Defaults to `None`.
 
         Returns:
             A float, 0.0 before the first step, infinite if a step had no noise.
+
+        Raises:
+            ValueError: As `events`, or if an argument is out of its range.
         """
         return accountants.composed_epsilon(
-            self.events(), delta=delta, accountant=accountant
+            self.events(rows_per_person), delta=delta, accountant=accountant
         )
 
     def epsilon_without_amplification(
-        self, delta: float, accountant: str = "pld"
+        self,
+        delta: float,
+        accountant: str = "pld",
+        rows_per_person: int | None = None,
     ) -> float:
         """Epsilon if every step may have used every example.
 
@@ -208,12 +229,14 @@ class PrivacyLedger:
         Args:
             delta: float in (0, 1).
             accountant: str, `"rdp"` or `"pld"`. Defaults to `"pld"`.
+            rows_per_person: int, as for `events`. Defaults to `None`.
 
         Returns:
             A float.
         """
+        rows = self._checked_rows(rows_per_person)
         return accountants.composed_epsilon(
-            [entry.event_without_amplification() for entry in self.entries],
+            [entry.event_without_amplification(rows) for entry in self.entries],
             delta=delta,
             accountant=accountant,
         )
@@ -282,9 +305,31 @@ class PrivacyLedger:
             spent=self.events(),
         )
 
-    def events(self):
-        """List of `dp_accounting.DpEvent`, one for each entry."""
-        return [entry.event() for entry in self.entries]
+    def events(self, rows_per_person: int | None = None):
+        """List of `dp_accounting.DpEvent`, one for each entry.
+
+        Args:
+            rows_per_person: int, the most rows of one person: the events are
+                those of all of them together. Defaults to `None`, of what the
+                entries protect.
+
+        Raises:
+            ValueError: If it is no positive int; or if some entries protect a
+                person and others an example, and it is not given.
+        """
+        rows = self._checked_rows(rows_per_person)
+        return [entry.event(rows) for entry in self.entries]
+
+    def _checked_rows(self, rows_per_person):
+        check_count("rows_per_person", rows_per_person, optional=True)
+        if rows_per_person is None and self.unit is None:
+            raise ValueError(
+                "Expected steps that protect the same, got some that protect "
+                "one example and some that protect one person. Pass "
+                "rows_per_person, the most rows of one person: ε is then that "
+                "of a person for all of them."
+            )
+        return rows_per_person or 1
 
     def to_json(self) -> str:
         """The ledger as text, without any block that is reserved.

@@ -20,6 +20,8 @@ from dp_accounting.pld import (
     privacy_loss_mechanism,
 )
 
+from tf_dpsub.accounting import gaussian_mixtures
+
 
 def is_supported(event) -> bool:
     """Tells whether an elementary event has a privacy loss distribution here.
@@ -27,6 +29,8 @@ def is_supported(event) -> bool:
     Args:
         event: `dp_accounting.DpEvent`.
     """
+    if gaussian_mixtures.is_mixture(event):
+        return True
     if isinstance(event, dp_accounting.PoissonSampledDpEvent):
         event = event.event
     return isinstance(event, dp_accounting.GaussianDpEvent)
@@ -51,6 +55,8 @@ def composed(counts, interval: float):
             part = _sampled_gaussian(
                 event.noise_multiplier / math.sqrt(count), 1.0, interval
             )
+        elif gaussian_mixtures.is_mixture(event):
+            part = _mixture(event, interval).self_compose(count)
         else:
             part = _sampled_gaussian(
                 event.event.noise_multiplier,
@@ -74,6 +80,22 @@ def _sampled_gaussian(noise_multiplier, rate, interval):
     if rate == 1:
         return privacy_loss_distribution.PrivacyLossDistribution(removed)
     return privacy_loss_distribution.PrivacyLossDistribution(removed, added)
+
+
+@functools.lru_cache(maxsize=8)
+def _mixture(event, interval):
+    """Distribution of one step that may draw several rows of a person."""
+    return privacy_loss_distribution.PrivacyLossDistribution(
+        *(
+            _discretised(
+                gaussian_mixtures.privacy_loss(event, direction), interval
+            )
+            for direction in (
+                privacy_loss_mechanism.AdjacencyType.REMOVE,
+                privacy_loss_mechanism.AdjacencyType.ADD,
+            )
+        )
+    )
 
 
 def _discretised(loss, interval):

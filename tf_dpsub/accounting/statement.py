@@ -15,14 +15,30 @@ _UNIT = (
     "input and several rows of one person are several units; together they are "
     "protected less."
 )
+_PERSON = (
+    "Unit. What is protected is one person: all rows with one id, however many "
+    "they are. What a row tells about others than the person of its id is "
+    "protected by the rows of these alone."
+)
+_ROWS_OF_PERSON = (
+    "Unit. What is protected is one person: at most {rows}, together. That "
+    "nobody has more was stated, not checked. What a row tells about others "
+    "than its person is protected by their own rows alone."
+)
 _ADJACENCY = (
     "Adjacency. Two data sets are neighbours if one example of one of them is "
     "replaced in the other by an empty (zero-weight) one. The number of "
     "examples, the batch size, the sampling rate and the number of steps are "
     "public."
 )
+_ADJACENCY_OF_PERSONS = (
+    "Adjacency. Two data sets are neighbours if all rows of one person in one "
+    "of them are replaced in the other by empty (zero-weight) ones. The number "
+    "of {units}, the batch size, the sampling rate and the number of steps are "
+    "public."
+)
 _ADD_REMOVE = (
-    " For Poisson sampling ε is also that of adding or removing one example."
+    " For Poisson sampling ε is also that of adding or removing one {unit}."
 )
 _COVERED = (
     "Covered: the weights at every step, all of them together, and whatever is "
@@ -56,6 +72,17 @@ _POISSON = (
     "independently with probability q = {rate:.4g}. An epoch's worth of steps "
     "uses about 63 % of the examples."
 )
+_PERSONS = (
+    "Poisson sampling: every step drew each of the {examples} persons "
+    "independently with probability q = {rate:.4g}, and took some of the rows "
+    "of each; the batch size counts persons."
+)
+_RATES = (
+    "Poisson sampling with a rate for each example: every step drew each of "
+    "the {examples} examples independently, with probability {rate:.4g} at "
+    "most. ε is that of the examples with this rate; others are protected "
+    "better."
+)
 _BATCHES = (
     "The batches were the user's own, so no amplification by sampling is "
     "claimed. Assumed: each example is at most once in a batch; neither the "
@@ -77,6 +104,7 @@ def statement(
     accountant: str = "pld",
     weights_were_changed: bool = False,
     uncovered: Sequence[str] = (),
+    rows_per_person: int | None = None,
 ) -> str:
     """Describes what a ledger has counted, for a reader of the result.
 
@@ -90,12 +118,17 @@ def statement(
             the last step left. Defaults to `False`.
         uncovered: sequence of string, nouns: what ε does not cover, beside what
             the ledger says. Defaults to `()`.
+        rows_per_person: int, the most rows of one person: every ε is then that
+            of all of them together. Defaults to `None`, of what the ledger
+            protects.
 
     Returns:
         A str, lines of at most 80 characters. Every ε is rounded up.
 
     Raises:
-        ValueError: If `delta` or `accountant` is out of its range.
+        ValueError: If an argument is out of its range, or if the ledger
+            protects persons in some steps and examples in others, and
+            `rows_per_person` is not given.
 
     Example:
 
@@ -107,21 +140,26 @@ def statement(
     if model_name is not None:
         title += f" of '{model_name}'"
     entries = ledger.entries
-    epsilon = ledger.epsilon(delta, accountant)
-    blocks = [title, _wrap(_claim(entries, epsilon, delta, accountant))]
+    rows = rows_per_person
+    epsilon = ledger.epsilon(delta, accountant, rows)
+    events = ledger.events(rows)
+    blocks = [title, _wrap(_claim(entries, events, epsilon, delta, accountant))]
     blocks += [_wrap(text) for text in _warnings(entries, delta, uncovered)]
     if weights_were_changed:
         blocks.append(_wrap(_CHANGED))
     if entries and math.isfinite(epsilon):
-        blocks.append(_table(ledger, delta))
-        blocks.append(_wrap(_attacks(ledger)))
+        blocks.append(_table(ledger, delta, rows))
+        is_of_persons = rows is not None or ledger.unit == "person"
+        blocks.append(_wrap(_attacks(events, is_of_persons)))
     blocks += [_wrap(_mechanism(entry)) for entry in entries]
-    adjacency = _ADJACENCY
-    if any(entry.sampler == "poisson" for entry in entries):
-        adjacency += _ADD_REMOVE
     blocks += [
         _wrap(text)
-        for text in (_UNIT, adjacency, _COVERED, _SINCE, _public(entries))
+        for text in (
+            *_protected(ledger, rows),
+            _COVERED,
+            _SINCE,
+            _public(entries),
+        )
     ]
     return "\n\n".join(blocks) + "\n"
 
@@ -153,7 +191,7 @@ def round_up(value: float, digits: int = 4, decimals: int | None = None) -> str:
     return f"{rounded:f}"
 
 
-def _claim(entries, epsilon, delta, accountant):
+def _claim(entries, events, epsilon, delta, accountant):
     if not entries:
         return "No private step was taken. ε = 0."
     if math.isinf(epsilon):
@@ -167,7 +205,6 @@ def _claim(entries, epsilon, delta, accountant):
             )
         )
         return f"NOT PRIVATE: {'; '.join(reasons)}. ε is infinite."
-    events = [entry.event() for entry in entries]
     by = accountants.bounding_accountant(
         events, delta=delta, accountant=accountant
     )
@@ -224,7 +261,24 @@ def _warnings(entries, delta, uncovered):
         yield f"WARNING: ε does not cover {'; nor '.join(uncovered)}."
 
 
-def _table(ledger, delta):
+def _protected(ledger, rows_per_person):
+    """The unit, and the data sets that count as neighbours."""
+    units, unit = "examples", "person"
+    if ledger.unit == "person":
+        text, adjacency = _PERSON, _ADJACENCY_OF_PERSONS
+        units = "persons"
+    elif rows_per_person is None:
+        text, adjacency, unit = _UNIT, _ADJACENCY, "example"
+    else:
+        rows = f"{rows_per_person} row" + "s" * (rows_per_person > 1)
+        text = _ROWS_OF_PERSON.format(rows=rows)
+        adjacency = _ADJACENCY_OF_PERSONS
+    if any(entry.sampler == "poisson" for entry in ledger.entries):
+        adjacency += _ADD_REMOVE
+    return text, adjacency.format(units=units, unit=unit)
+
+
+def _table(ledger, delta, rows_per_person):
     sampling = _sampling(ledger.entries)
     if " and " in sampling:
         sampling = "with the sampling described below"
@@ -235,24 +289,27 @@ def _table(ledger, delta):
     width = max(map(len, figures))
     lines = [f"  {'ε':{width}}{'RDP':>12}{'PLD':>12}"]
     for label, spent in figures.items():
-        rdp, pld = (round_up(spent(delta, by)) for by in ("rdp", "pld"))
+        rdp, pld = (
+            round_up(spent(delta, by, rows_per_person)) for by in ("rdp", "pld")
+        )
         lines.append(f"  {label:{width}}{rdp:>12}{pld:>12}")
     return "\n".join(lines)
 
 
-def _attacks(ledger):
+def _attacks(events, is_of_persons):
     rates = (
         round_up(
             100
-            * accountants.true_positive_rate(
-                ledger.events(), false_positive_rate=false
-            ),
+            * accountants.true_positive_rate(events, false_positive_rate=false),
             digits=3,
         )
         for false in _FALSE_POSITIVE_RATES
     )
     few, more = (f"{100 * false:g}" for false in _FALSE_POSITIVE_RATES)
-    return _ATTACKS.format(
+    text = _ATTACKS
+    if is_of_persons:
+        text = text.replace(" examples ", " persons ")
+    return text.format(
         false=few, true=next(rates), falser=more, truer=next(rates)
     )
 
@@ -264,7 +321,10 @@ def _mechanism(entry):
         f"{entry.l2_norm_clip:g} and expected batch size {entry.batch_size}. "
     )
     if entry.sampler == "poisson":
-        return text + _POISSON.format(
+        sampling = _PERSONS if entry.unit == "person" else _POISSON
+        if entry.largest_rate is not None:
+            sampling = _RATES
+        return text + sampling.format(
             examples=entry.examples, rate=entry.sampling_rate
         )
     if entry.each_example_once_per_epoch:

@@ -155,19 +155,28 @@ class PrivateModel(saving.SavedWithLedger):
 
     # Privacy.
 
-    def epsilon(self, delta: float, accountant: str = "pld") -> float:
+    def epsilon(
+        self,
+        delta: float,
+        accountant: str = "pld",
+        rows_per_person: int | None = None,
+    ) -> float:
         """Epsilon spent so far.
 
         Args:
             delta: float, in (0, 1).
             accountant: string, `"pld"`, the smaller bound, or `"rdp"`, the
                 cheaper one. Defaults to `"pld"`.
+            rows_per_person: int, the most rows of one person, for the epsilon
+                of all of them together; see `data.limit_rows`. Defaults to
+                `None`, that of one row, or of one id of `person_ids`.
 
         Returns:
             float, `inf` if a step was not private.
 
         Raises:
-            ValueError: if the optimizer has taken steps that were not counted.
+            ValueError: if the optimizer has taken steps that were not counted,
+                or an argument is out of its range.
         """
         self._carried_ledger.require_all_steps()
         if self.current_run is None and self._carried_ledger.is_newly_changed():
@@ -175,9 +184,11 @@ class PrivateModel(saving.SavedWithLedger):
                 "The weights were changed after the last private step, outside "
                 "of private training: epsilon does not cover that."
             )
-        return self.ledger.epsilon(delta, accountant)
+        return self.ledger.epsilon(delta, accountant, rows_per_person)
 
-    def privacy_statement(self, delta, accountant="pld") -> str:
+    def privacy_statement(
+        self, delta, accountant="pld", rows_per_person: int | None = None
+    ) -> str:
         """Statement of what was spent, and on which assumptions.
 
         Args: as `epsilon`.
@@ -195,6 +206,7 @@ class PrivateModel(saving.SavedWithLedger):
             model_name=self.model.name,
             weights_were_changed=self._carried_ledger.is_changed(),
             uncovered=self._carried_ledger.uncovered_before(),
+            rows_per_person=rows_per_person,
         )
 
     # Compiling.
