@@ -14,7 +14,7 @@ import tensorflow as tf
 from scipy import stats
 
 from tf_dpsub.checks import check_count, check_seed, is_int
-from tf_dpsub.data import row_maps, row_sources
+from tf_dpsub.data import row_maps, row_rates, row_sources
 
 # Probability that a draw needs more rows than the capacity. Such a draw is
 # padded to a multiple of it: this number steers speed and memory only.
@@ -22,7 +22,7 @@ _TAIL = 1e-12
 
 
 class PoissonBatches:
-    """Draws every example independently, with the same probability.
+    """Draws every example independently, with a known probability.
 
     At every step each of the `n` examples is in the batch with probability
     `q = batch_size / n`, independently of the others and of earlier steps.
@@ -42,6 +42,13 @@ class PoissonBatches:
     are never stored. With a fixed `seed` the draws can be predicted, so that
     no amplification by sampling may be claimed against who knows it. Padding
     rows are zeros and carry no example.
+
+    With `sampling_rates` example `i` is drawn with a rate `qᵢ` of its own: for
+    it the sampler is `PoissonSampledDpEvent(qᵢ, ...)`, and for the data set
+    that of the largest rate, which is public. `qᵢ` has to follow from example
+    `i` alone, as from its label, and from public numbers: a rate that follows
+    from how many private examples have a label depends on all of them, and
+    nothing accounts for that.
 
     Args:
         x: inputs. Either a (nested) structure of arrays whose first axis
@@ -68,6 +75,10 @@ class PoissonBatches:
             seeded anew for each row; an argument named `seed`, int64 of shape
             `[2]`, is for TensorFlow's stateless functions. Defaults to
             `None`.
+        sampling_rates: array of floats in (0, 1], `[examples]`, the probability
+            of each, or `None` for `batch_size / n`. Their sum should be about
+            `batch_size`, by which sums of gradients are divided still. Defaults
+            to `None`.
         seed: int or `None`. Fixes the draws, for experiments: two objects
             with the same seed draw the same batches. Each further iteration
             over the same object draws new ones. Defaults to `None`, fresh
@@ -77,6 +88,8 @@ class PoissonBatches:
         examples: int, the number of examples `n`.
         batch_size: int, the expected number of examples in a batch.
         sampling_rate: float, `q = batch_size / n`.
+        largest_rate: float, the largest of `sampling_rates`, or `None`.
+        unit: string, what is drawn: `"example"`.
         steps_per_epoch: int, `ceil(n / batch_size)`.
         seed: int or `None`, as given.
         inputs: structure of arrays, the inputs of all examples; `None` for a
@@ -91,7 +104,9 @@ class PoissonBatches:
             are not arrays of one length, if `batch_size` is not between 1 and
             the number of examples, if `y` or `sample_weight` is given with a
             source, if `map` keeps a state, draws without a seed or returns
-            tensors of unknown shape, or if `seed` is not a non-negative int.
+            tensors of unknown shape, if `sampling_rates` are not one
+            probability for each example, or if `seed` is not a non-negative
+            int.
 
     Example:
 
@@ -109,7 +124,20 @@ class PoissonBatches:
 
     batches = tf_dpsub.data.PoissonBatches(x, y, batch_size=250, map=augment)
     ```
+
+    A rare class that is drawn ten times as often, if it is publicly known that
+    about 2 % of the examples have it:
+
+    ```python
+    often = 250 / len(y) / (0.98 + 10 * 0.02)
+    rates = often * np.array([1.0, 10.0])[y]
+    batches = tf_dpsub.data.PoissonBatches(
+        x, y, batch_size=250, sampling_rates=rates
+    )
+    ```
     """
+
+    unit = "example"
 
     def __init__(
         self,
@@ -119,6 +147,7 @@ class PoissonBatches:
         *,
         batch_size: int,
         map: Callable | None = None,
+        sampling_rates=None,
         seed: int | None = None,
     ):
         self._targets = None
@@ -142,9 +171,14 @@ class PoissonBatches:
             self.examples = _common_length(arrays)
             self.inputs = self.comparable_inputs = arrays["x"]
             read = _memory_map_reader(arrays)
-        self.batch_size = _checked_batch_size(batch_size, self.examples)
-        self.sampling_rate = self.batch_size / self.examples
-        self.steps_per_epoch = math.ceil(self.examples / self.batch_size)
+        self._set_size(self.examples, batch_size)
+        self.largest_rate: float | None = None
+        self._rates = None
+        if sampling_rates is not None:
+            self._rates = row_rates.checked(
+                sampling_rates, self.examples, self.batch_size
+            )
+            self.largest_rate = float(self._rates.max())
         check_seed(seed)
         self.seed = seed
         self._iterators: dict = collections.defaultdict(itertools.count)
@@ -152,6 +186,8 @@ class PoissonBatches:
             _tensor_gather(arrays) if read is None else _numpy_gather(read)
         )
         self.assumptions = getattr(x, "assumptions", ())
+        if self._rates is not None:
+            self.assumptions = (*self.assumptions, row_rates.ASSUMPTION)
         self._map, self.map_may_draw = None, False
         self._views_given: int | None = None
         if map is not None:
@@ -225,7 +261,7 @@ class PoissonBatches:
 
         def made(indices, key):
             parts = self._map(self._gather(indices), indices, key, views)
-            return _with_views(parts, tf.size(indices), views)
+            return with_views(parts, tf.size(indices), views)
 
         indices = tf.data.Dataset.range(self.examples).batch(rows)
         # A part of the data, not a constant of the function.
@@ -253,12 +289,19 @@ class PoissonBatches:
         batches.inputs = batches.comparable_inputs = None
         return batches
 
+    def _set_size(self, examples, batch_size):
+        self.examples = examples
+        self.batch_size = _checked_batch_size(batch_size, examples, self.unit)
+        self.sampling_rate = self.batch_size / examples
+        self.steps_per_epoch = math.ceil(examples / self.batch_size)
+
     def _like(self, x, y, sample_weight):
         batches = PoissonBatches(
             x,
             y,
             sample_weight,
             batch_size=self.batch_size,
+            sampling_rates=self._rates,
             seed=self.seed,
         )
         if batches.examples != self.examples:
@@ -291,7 +334,11 @@ class PoissonBatches:
         """
         check_count("multiple_of", multiple_of)
         check_count("replicas", replicas)
-        rows = max(self._quantile(replicas), 1)
+        rate = self.sampling_rate
+        if self._rates is not None:
+            # Of rates that differ, draws vary less than of one that does not.
+            rate = float(self._rates.mean())
+        rows = max(self._quantile(replicas, rate), 1)
         return math.ceil(rows / multiple_of) * multiple_of
 
     def dataset(self, *, multiple_of: int = 1, shard=(0, 1), views: int = 1):
@@ -339,18 +386,25 @@ class PoissonBatches:
             )
 
         shard_examples = len(range(index, self.examples, replicas))
-        chunk = self._quantile(replicas) + 1
+        rate = self.largest_rate or self.sampling_rate
+        chunk = self._quantile(replicas, rate) + 1
+        shares = None
+        if self._rates is not None:
+            with tf.device("CPU"):
+                shares = tf.constant(self._rates / rate)
 
         # Neither has control flow of Python's to convert, which takes long.
         @tf.autograph.experimental.do_not_convert
         def indices(key):
             @tf.autograph.experimental.do_not_convert
             def draw(step):
-                drawn = _draw(
-                    shard_examples, self.sampling_rate, key[:2], step, chunk
+                drawn = index + replicas * _draw(
+                    shard_examples, rate, key[:2], step, chunk
                 )
+                if shares is not None:
+                    drawn = row_rates.kept(drawn, shares, key[:2], step)
                 # [drawn], and the source of the draws of `map`
-                return index + replicas * drawn, (key[2:], step)
+                return drawn, (key[2:], step)
 
             return tf.data.Dataset.counter(dtype=tf.int64).map(draw)
 
@@ -358,12 +412,7 @@ class PoissonBatches:
             drawn = tf.size(indices)
             passes = tf.maximum(1, -(-drawn // capacity))
             padding = passes * capacity - drawn
-            parts = self._gather(indices)
-            if self._map is not None:
-                parts = self._map(parts, indices, _step_key(*key), views)
-            if views > 1 and self._views_given is None:
-                made = 1 if self._map is None else views
-                parts = _with_views(parts, drawn, made)
+            parts = self._drawn_parts(indices, key, views)
             parts = parts | {"real": tf.ones([drawn])}
             return {
                 name: keras.tree.map_structure(
@@ -372,7 +421,7 @@ class PoissonBatches:
                 for name, part in parts.items()
             }
 
-        if self._map is None:
+        if not self.has_map:
             # Control flow of a user's `map` is converted.
             batch = tf.autograph.experimental.do_not_convert(batch)
         infinite = tf.data.experimental.assert_cardinality(
@@ -381,6 +430,30 @@ class PoissonBatches:
         batches = self._keys(index, replicas).flat_map(indices).map(batch)
         return batches.apply(infinite).prefetch(2)
 
+    def _drawn_parts(self, indices, key, views):
+        """The parts of the drawn examples.
+
+        Args:
+            indices: int64 tensor `[drawn]`, numbers of examples.
+            key: pair of tensors, from which all random numbers follow.
+            views: int, as for `dataset`.
+
+        Returns:
+            dict of structures of tensors `[drawn, ...]`.
+        """
+        parts = self._gather(indices)
+        if self._map is not None:
+            parts = self._map(parts, indices, step_key(*key), views)
+        if views > 1 and self._views_given is None:
+            made = 1 if self._map is None else views
+            parts = with_views(parts, tf.size(indices), made)
+        return parts
+
+    @property
+    def _draws_of_rows(self) -> bool:
+        """Whether rows need random numbers beside those that draw them."""
+        return self._map is not None
+
     def _keys(self, index, replicas):
         """Dataset of one element: a new key for each iteration over it.
 
@@ -388,7 +461,7 @@ class PoissonBatches:
         slower, and can block a process that exits while tf.data prefetches.
         """
 
-        numbers = 2 if self._map is None else 4
+        numbers = 4 if self._draws_of_rows else 2
         # TensorFlow keeps the function forever: it must not hold the data.
         seed, iterators = self.seed, self._iterators
 
@@ -404,9 +477,9 @@ class PoissonBatches:
 
         return tf.data.Dataset.range(1).map(key)
 
-    def _quantile(self, replicas):
+    def _quantile(self, replicas, rate):
         shard_examples = math.ceil(self.examples / replicas)
-        return int(stats.binom.isf(_TAIL, shard_examples, self.sampling_rate))
+        return int(stats.binom.isf(_TAIL, shard_examples, rate))
 
 
 def _draw(examples, rate, key, step, chunk):
@@ -443,21 +516,21 @@ def _fresh_key(seed, spawn_key, numbers):
     return sequence.generate_state(numbers, np.uint64).view(np.int64)
 
 
-def _step_key(key, step):
+def step_key(key, step):
     """Derives the key of a step, `[2]`, from that of an iterator."""
     seed = key + tf.stack([tf.constant(0, tf.int64), step])
     return tf.random.stateless_uniform([2], seed, None, None, tf.int64)
 
 
-def _checked_batch_size(batch_size, examples):
+def _checked_batch_size(batch_size, examples, unit):
     if examples < 1:
         raise ValueError("Expected at least one example, got empty data.")
     check_count("batch_size", batch_size)
     if batch_size > examples:
         raise ValueError(
-            f"Expected batch_size <= {examples}, the number of examples, got "
-            f"{batch_size}. The sampling rate batch_size / examples is a "
-            "probability: give more examples or a smaller batch size."
+            f"Expected batch_size <= {examples}, the number of {unit}s, got "
+            f"{batch_size}. The sampling rate batch_size / {unit}s is a "
+            f"probability: give more {unit}s or a smaller batch size."
         )
     return int(batch_size)
 
@@ -617,7 +690,7 @@ def _row_spec(rows):
     return rows.shape[1:], tf.as_dtype(rows.dtype)
 
 
-def _with_views(parts, rows, views):
+def with_views(parts, rows, views):
     """Parts `[rows * views, ...]` as `[rows, views, ...]`."""
     return keras.tree.map_structure(
         lambda t: tf.reshape(t, [rows, views, *t.shape[1:]]), parts
@@ -625,7 +698,7 @@ def _with_views(parts, rows, views):
 
 
 def _cast(name, rows):
-    if name in ("w", "real"):
+    if name in ("w", "real", "rows"):
         return tf.cast(rows, tf.float32)
     if rows.dtype.is_floating:
         return tf.cast(rows, keras.config.floatx())

@@ -22,6 +22,8 @@ _SAME = (
     "sampler",
     "each_example_once_per_epoch",
     "private_state",
+    "unit",
+    "largest_rate",
 )
 
 

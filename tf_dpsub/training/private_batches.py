@@ -11,7 +11,8 @@ from keras import tree
 from keras.src.trainers.data_adapters import array_slicing
 
 from tf_dpsub import accounting
-from tf_dpsub.data import given_batches, poisson_batches
+from tf_dpsub.checks import check_count
+from tf_dpsub.data import given_batches, person_batches, poisson_batches
 from tf_dpsub.primitives import clipping
 from tf_dpsub.training import kept_features, microbatches
 from tf_dpsub.training.views import Views
@@ -32,8 +33,9 @@ class PrivateBatches:
         steps_per_epoch: int, None if not known.
         steps_to_take: int, how many of the dataset's batches Keras takes for an
             epoch; None, all that there are.
-        views: int, of each example. With more than one, parts of a batch have
-            an axis of views behind that of the batch.
+        views: int, of each example, or rows that a step takes of each person.
+            With more than one, parts of a batch have an axis of them behind
+            that of the batch.
         each_example_once_per_epoch: bool, whether the user states it.
         raw_inputs: structure of arrays, the inputs before features were made
             of them; None where the batches hold inputs.
@@ -60,14 +62,16 @@ class PrivateBatches:
         views: int = 1,
         each_example_once_per_epoch: bool = False,
         keep_features: bool = False,
+        person_ids=None,
+        rows_per_person_per_step: int | None = None,
     ):
         """Makes the batches of a call of `fit`.
 
         Args:
             model: compiled `PrivateModel`, whose `kept_features` it sets.
             x, y, sample_weight, steps_per_epoch, views,
-                each_example_once_per_epoch, keep_features: as for
-                `PrivateModel.fit`.
+                each_example_once_per_epoch, keep_features, person_ids,
+                rows_per_person_per_step: as for `PrivateModel.fit`.
             epochs: int, how many the run has. Defaults to `1`.
 
         Returns:
@@ -81,6 +85,9 @@ class PrivateBatches:
         )
         if each_example_once_per_epoch:
             _check_epochs(poisson, x, steps_per_epoch)
+        if person_ids is not None:
+            views = rows_per_person_per_step or 1
+            poisson = person_batches.PersonBatches(poisson, person_ids, views)
         if poisson is not None:
             batches = cls.drawn(model, poisson, steps_per_epoch, views)
             if model.kept_features is None:
@@ -153,7 +160,9 @@ class PrivateBatches:
     @property
     def views_may_differ(self):
         """Whether they do before random layers of the model see them."""
-        return self.poisson is not None and self.poisson.map_may_draw
+        return self.poisson is not None and (
+            self.poisson.map_may_draw or self.poisson.unit == "person"
+        )
 
 
 def padded(model, data: tuple, views: int = 1) -> dict:
@@ -195,6 +204,47 @@ def checked_batch_size(optimizer, batch_size: int | None) -> int:
             "give both the same."
         )
     return expected
+
+
+def check_persons(
+    person_ids, rows_per_step: int | None, x, views: int, split: float
+):
+    """Refuses what contradicts a statement about whose the rows are.
+
+    Args:
+        person_ids, rows_per_step, x, views: as for `PrivateModel.fit`.
+        split: float, the share of rows for validation.
+
+    Raises:
+        ValueError: if something does.
+    """
+    check_count("rows_per_person_per_step", rows_per_step, optional=True)
+    if person_ids is None:
+        if rows_per_step is not None:
+            raise ValueError(
+                "Expected person_ids with rows_per_person_per_step="
+                f"{rows_per_step}, got none. Pass the id of each row's person."
+            )
+        return
+    if isinstance(x, tf.data.Dataset):
+        raise ValueError(
+            "Expected arrays or PoissonBatches with person_ids, got a "
+            "tf.data.Dataset of batches, of which no person can be drawn. Pass "
+            "arrays, or `PoissonBatches(rows, map=...)`."
+        )
+    if views > 1:
+        raise ValueError(
+            f"Expected views=1 with person_ids, got {views}: the rows of a "
+            "person are averaged as views are. Augment each of them by the "
+            "`map` of `PoissonBatches`, or take more of them by "
+            "rows_per_person_per_step."
+        )
+    if split:
+        raise ValueError(
+            f"Expected validation_split=0 with person_ids, got {split}: rows "
+            "of one person would be on both sides. Set whole persons apart, "
+            "and pass them as validation_data."
+        )
 
 
 def split_validation(data, validation_data, split: float, is_public: bool):

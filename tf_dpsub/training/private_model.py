@@ -270,6 +270,8 @@ class PrivateModel(saving.SavedWithLedger):
         allow_private_selection: bool = False,
         validation_data_is_public: bool = False,
         keep_features: bool = True,
+        person_ids=None,
+        rows_per_person_per_step: int | None = None,
     ):
         """Trains the model privately.
 
@@ -282,7 +284,9 @@ class PrivateModel(saving.SavedWithLedger):
         do not depend on `views`. Each view is made of its own example and of
         random numbers that are independent of all examples, drawn for a step or
         for the run, and the mean of the gradients of all views of an example
-        is clipped as one.
+        is clipped as one. With `person_ids` the same holds of the rows of a
+        person: persons are drawn, each is clipped as one, and neighbours differ
+        in all rows of one person.
 
         Args: as `keras.Model.fit`; `shuffle` has no effect.
             x: arrays, a `keras.utils.PyDataset` for its rows,
@@ -308,6 +312,13 @@ class PrivateModel(saving.SavedWithLedger):
                 file. With random numbers before them, of the `map` of
                 `PoissonBatches` or of layers, all `views` are drawn once; a
                 single view is drawn at each step. Defaults to `True`.
+            person_ids: array of ints or strings, `[rows]`, the person of each
+                row. Every step then draws persons instead of rows, `batch_size`
+                and `n` count them, and epsilon is that of all rows of a person,
+                however many there are. Defaults to `None`.
+            rows_per_person_per_step: int, how many rows of a drawn person enter
+                a step, fewer where there are fewer: its gradient is the sum of
+                theirs divided by this number. Defaults to `None`, one.
 
         Returns:
             A `keras.callbacks.History`.
@@ -321,6 +332,9 @@ class PrivateModel(saving.SavedWithLedger):
         self._assert_compile_called("fit")
         run.require_none(self)
         check_count("views", views)
+        private_batches.check_persons(
+            person_ids, rows_per_person_per_step, x, views, validation_split
+        )
         self._carried_ledger.require_all_steps()
         batch_size = private_batches.checked_batch_size(
             self.optimizer, batch_size
@@ -353,6 +367,8 @@ class PrivateModel(saving.SavedWithLedger):
             views=views,
             each_example_once_per_epoch=each_example_once_per_epoch,
             keep_features=keep_features,
+            person_ids=person_ids,
+            rows_per_person_per_step=rows_per_person_per_step,
         )
         plan = calibration.calibrate(
             self,
@@ -370,7 +386,7 @@ class PrivateModel(saving.SavedWithLedger):
             validation_data if is_public else None,
             allow_private_selection,
         )
-        self.prepare_training(batches.spec, views)
+        self.prepare_training(batches.spec, batches.views)
         requirements.warn_of_equal_views(self, batches)
         current_run = run.Run(
             self,

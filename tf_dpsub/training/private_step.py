@@ -26,8 +26,8 @@ class PrivateStep:
     """Computes the clipped sums of per-example gradients of a batch.
 
     A batch is a dict of `x`, `y`, `w` (sample weights) and `real`, which is 0
-    in rows that only pad it; these come last. It is worked through in
-    microbatches of static size.
+    in rows that only pad it; these come last; and of `rows` where views may be
+    missing. It is worked through in microbatches of static size.
 
     Formal guarantees: what leaves the step is the sums, to be perturbed by the
     optimizer, and training metrics, which are private. States of the model
@@ -191,7 +191,10 @@ class PrivateStep:
                     views.merged(batch), real.shape[0] * views.count
                 )
             y_pred = tree.map_structure(views.apart, y_pred)
-            losses, *outputs = map(views.mean, [losses, *outputs])
+            losses, *outputs = (
+                views.mean(values, batch.get("rows"))
+                for values in (losses, *outputs)
+            )
             inputs = tree.flatten(batch)
             factors = checked.not_a_number(inputs, real.shape[0])
             if factors is not None:
@@ -332,6 +335,7 @@ class PrivateStep:
 
     def _update_watched_metrics(self, batch, aux, valid):
         real = batch["real"]
+        rows = batch.get("rows")
         counted = tf.where(valid, real, 0.0)
         self._dropped.update_state(tf.reduce_sum(real - counted))
         # What is not finite would stay so with weight 0.
@@ -339,13 +343,19 @@ class PrivateStep:
         aux, targets = tree.map_structure(
             lambda t: _masked(valid, t), (aux, targets)
         )
+        # A view that is missing takes no part in a mean.
+        given = 1.0 if rows is None else tf.reduce_mean(rows, 1)
         self._model._loss_tracker.update_state(
-            aux["losses"], sample_weight=counted
+            tf.math.divide_no_nan(aux["losses"], given),
+            sample_weight=counted * given,
         )
         if self._per_example_loss is not None:
             trackers = self._per_example_loss.compile_loss.metrics
             for tracker, values in zip(trackers, aux["outputs"]):
-                tracker.update_state(values, sample_weight=counted)
+                tracker.update_state(
+                    tf.math.divide_no_nan(values, given),
+                    sample_weight=counted * given,
+                )
         if self._metrics is not None:
             targets = self._views.merged(targets)
             _update_compiled_metrics(
@@ -354,7 +364,7 @@ class PrivateStep:
                 tree.map_structure(self._views.together, aux["y_pred"]),
                 targets.get("w"),
                 # An example counts once, each of its views for a share.
-                self._views.shared(counted),
+                self._views.shared(counted, rows),
             )
 
 

@@ -351,9 +351,21 @@ def sampling_of(model, batches=None) -> dict:
     Args:
         model: compiled `PrivateModel`.
         batches: as for `entry_of`. Defaults to `None`.
+
+    Raises:
+        ValueError: if earlier steps protect something else than these.
     """
     poisson = None if batches is None else batches.poisson
+    unit = "example" if poisson is None else poisson.unit
+    if model.ledger.steps and unit != model.ledger.unit:
+        raise ValueError(
+            f"Expected steps that protect one {model.ledger.unit or 'unit'}, "
+            f"as those in the ledger do, got some that protect one {unit}: no "
+            "epsilon covers both. Train all steps with person_ids, or none."
+        )
     return {
+        "unit": unit,
+        "largest_rate": None if poisson is None else poisson.largest_rate,
         "examples": None if poisson is None else poisson.examples,
         "sampler": "batches" if poisson is None else "poisson",
         "each_example_once_per_epoch": batches is not None

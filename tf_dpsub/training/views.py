@@ -1,5 +1,8 @@
 """Views of an example: several augmentations of it, averaged before the clip.
 
+The rows of a person are its views: some may be missing, which count as rows
+without gradients.
+
 The views of an example stand one after another on the batch axis of the model,
 and the loss of the example is the mean of theirs: its gradient is the mean of
 the gradients of its views, and one row.
@@ -10,6 +13,11 @@ import dataclasses
 import tensorflow as tf
 from keras import tree
 from keras.src import backend
+
+
+# Parts of a batch that are of whole examples: which are real, and which views
+# of each are given (1) or missing (0); without the latter all are given.
+_OF_EXAMPLES = ("real", "rows")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +56,9 @@ class Views:
 
     def without_axis(self, spec):
         """The spec of a batch of the run as it would be without views."""
+        if not self.has_axis:
+            return spec
+        spec = {name: part for name, part in spec.items() if name != "rows"}
         return self._mapped(
             lambda s: tf.TensorSpec([s.shape[0], *s.shape[2:]], s.dtype), spec
         )
@@ -64,7 +75,9 @@ class Views:
         if not self.has_axis:
             return batch
         return {
-            name: part if name == "real" else tree.map_structure(function, part)
+            name: part
+            if name in _OF_EXAMPLES
+            else tree.map_structure(function, part)
             for name, part in batch.items()
         }
 
@@ -87,17 +100,35 @@ class Views:
             return tensor
         return _with_leading(tensor, 2, [tensor.shape[0] * self.count])
 
-    def mean(self, values):
-        """Means of the values of the views, `[batch]`."""
-        return (
-            tf.reduce_mean(self.apart(values), 1) if self.has_axis else values
-        )
+    def mean(self, values, rows=None):
+        """Means of the values of the views, `[batch]`.
 
-    def shared(self, values):
-        """Values `[batch]`, dealt out to the views: `[batch * count]`."""
+        Args:
+            values: tensor `[batch * count]`.
+            rows: tensor `[batch, count]`, 0 where a view is missing: its value
+                counts as 0. Defaults to `None`, all are given.
+        """
         if not self.has_axis:
             return values
-        return tf.repeat(values / self.count, self.count)
+        values = self.apart(values)
+        if rows is not None:
+            values = tf.where(rows > 0, values, tf.zeros_like(values))
+        return tf.reduce_mean(values, 1)
+
+    def shared(self, values, rows=None):
+        """Values `[batch]`, dealt out to the views that are given.
+
+        Args:
+            values: tensor `[batch]`.
+            rows: as for `mean`.
+
+        Returns:
+            Tensor `[batch * count]`.
+        """
+        if not self.has_axis:
+            return values
+        dealt = tf.repeat(values / self.count, self.count)
+        return dealt if rows is None else dealt * tf.reshape(rows, [-1])
 
 
 def _with_leading(tensor, axes, sizes):

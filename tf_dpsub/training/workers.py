@@ -116,6 +116,7 @@ def require_same_training(model, batches, epochs: int, initial_epoch: int):
             "epochs": epochs,
             "initial_epoch": initial_epoch,
             "views": batches.views,
+            "unit": None if poisson is None else poisson.unit,
         },
         _compared_inputs(batches),
     )
@@ -123,9 +124,11 @@ def require_same_training(model, batches, epochs: int, initial_epoch: int):
 
 def _compared_inputs(batches):
     """Inputs that all workers have alike: raw ones, not their features."""
-    if batches.poisson is None or batches.raw_inputs is not None:
-        return batches.raw_inputs
-    return batches.poisson.inputs
+    inputs = batches.raw_inputs
+    if batches.poisson is not None and inputs is None:
+        inputs = batches.poisson.inputs
+    person_ids = getattr(batches.poisson, "person_ids", None)
+    return inputs if person_ids is None else (inputs, person_ids)
 
 
 @contextlib.contextmanager
