@@ -7,6 +7,7 @@ Single steps are audited on given gradients: the noise of each number, its
 independence, the divisor, the largest effect of one example on a release, and
 the ε that an attacker proves of a step with ε = 1, from the size of releases
 and from their low bits. Whole runs are audited by canaries with huge gradients,
+which are examples, persons of several rows, or rows with rates of their own;
 and by membership inference on scikit-learn's digits. `--long` takes 10,000
 pairs of batches and more runs, as before a release of this package.
 `report.html`, `table.md`, `audit.json` and `audit.png` are written to the
@@ -77,7 +78,7 @@ def announcement(names, sizes, infers, shadow_models):
         "each": f"{sizes.steps:,} steps whose noise is tested, "
         f"{sizes.cases:,} pairs of neighbouring batches in each of two "
         f"precisions, {sizes.runs:,} runs of one step, {sizes.canaries:,} "
-        "canaries in one run",
+        "canaries in each of four runs",
         "claimed": f"ε = {mechanism.STEP_EPSILON:g} at "
         f"δ = {mechanism.DELTA:g}, of a step",
     }

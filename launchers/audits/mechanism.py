@@ -15,6 +15,8 @@ _CLIP, _RESIDUAL_CLIP = 0.7, 0.2
 _RANK, _CARRIER_RANK = 5, 2
 # Random examples that carriers of single steps and of one run follow.
 _PUBLIC = 8
+# Rows of the canaries that are persons.
+_ROWS_PER_PERSON = 4
 # Budget of whole training runs on digits.
 RUN_EPSILON = 8.0
 NAMES = tuple(METHODS)
@@ -125,29 +127,31 @@ def audited(name, sizes, infers=True, shadow_models=0):
     )
     findings = step.run(steps=sizes.steps, cases=sizes.cases, runs=sizes.runs)
     findings += half_precision.check_sensitivity(sizes.cases)
-    run = auditing.audit_by_gradients(
-        maker(
-            name,
-            STEP_EPSILON,
-            _random(sizes.canaries, 1),
-            batch_size=sizes.canaries,
-        ),
-        canaries=sizes.canaries,
-        delta=DELTA,
-        guesses=max(2, sizes.canaries // 5),
-        carrier_rank=1 if has_carriers else None,
-        confidence=0.999,
-    )
-    findings.append(
-        auditing.Finding(
-            check="one run",
-            passed=run.passed,
-            value=run.bound,
-            detail=f"Of {run.canaries:,} canaries in one run {run.correct} of "
-            f"{run.guesses} guesses are right: ε ≥ {run.bound:.3f}, of ε = "
-            f"{run.claimed:.3f} claimed.",
+    for check, rows, settings in _runs(sizes.canaries):
+        run = auditing.audit_by_gradients(
+            maker(
+                name,
+                STEP_EPSILON,
+                _random(sizes.canaries, 1),
+                batch_size=sizes.canaries * rows,
+            ),
+            canaries=sizes.canaries,
+            delta=DELTA,
+            guesses=max(2, sizes.canaries // 5),
+            carrier_rank=1 if has_carriers else None,
+            confidence=0.999,
+            **settings,
         )
-    )
+        findings.append(
+            auditing.Finding(
+                check=check,
+                passed=run.passed,
+                value=run.bound,
+                detail=f"Of {run.canaries:,} canaries in one run {run.correct} "
+                f"of {run.guesses} guesses are right: ε ≥ {run.bound:.3f}, of "
+                f"ε = {run.claimed:.3f} claimed.",
+            )
+        )
     result = {
         "mechanism": name,
         "claimed_epsilon": STEP_EPSILON,
@@ -158,6 +162,21 @@ def audited(name, sizes, infers=True, shadow_models=0):
         result["membership"] = dataclasses.asdict(attacked(name, shadow_models))
     result["seconds"] = time.monotonic() - began
     return result
+
+
+def _runs(canaries):
+    """The runs with canaries: examples, persons of several rows, and rates.
+
+    Yields:
+        Name of the check, rows in a batch for each canary, and settings for
+        `auditing.audit_by_gradients`.
+    """
+    yield "one run", 1, {}
+    persons = {"rows_per_person": _ROWS_PER_PERSON}
+    yield "one run, persons", 1, {**persons, "draws_persons": True}
+    yield "one run, rows of persons", _ROWS_PER_PERSON, persons
+    rates = np.where(np.arange(canaries) % 2, 1.0, 0.5)
+    yield "one run, rates", 1, {"sampling_rates": rates}
 
 
 def _random(inputs, targets):

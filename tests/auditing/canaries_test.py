@@ -8,7 +8,11 @@ import pytest
 from tests.auditing.audited_mechanisms import WithHalfTheNoise
 from tf_dpsub import optimizers
 from tf_dpsub.auditing import audit_by_gradients, audit_one_run
+from tf_dpsub.data import PoissonBatches
+from tf_dpsub.data.person_batches import PersonBatches
 from tf_dpsub.subspaces import RandomSubspace
+from tf_dpsub.training import private_batches, run
+from tf_dpsub.training.private_model import PrivateModel
 
 CANARIES = 400
 
@@ -150,3 +154,85 @@ class TestGradients:
         )
         assert found.passed
         assert found.claimed == pytest.approx(4.38, abs=0.02)
+
+
+class ClipsEachRow(PersonBatches):
+    """Draws rows, which are clipped one by one, and calls them persons."""
+
+    rows_per_step = 1
+
+    def __init__(self, batches, person_ids, rows_per_step):
+        vars(self).update(vars(batches))
+
+    _drawn_parts = PoissonBatches._drawn_parts
+    _draws_of_rows = False
+
+
+class TestPersons:
+    """Canaries of several rows, whose gradients point alike."""
+
+    ROWS = 16
+
+    def audited(self, draws_persons, batch_size, noise_multiplier=8.0):
+        return audit_by_gradients(
+            lambda inner, weights: optimizers.DPSGD(
+                inner,
+                **settings(
+                    noise_multiplier=noise_multiplier, batch_size=batch_size
+                ),
+            ),
+            canaries=CANARIES,
+            guesses=100,
+            rows_per_person=self.ROWS,
+            draws_persons=draws_persons,
+        )
+
+    def test_persons_that_are_drawn_keep_their_claim(self):
+        found = self.audited(True, CANARIES, 1.0)
+        assert found.passed
+        assert found.claimed == pytest.approx(4.38, abs=0.02)
+        # The claim is nearly tight: each person moves the sum by the clip.
+        assert found.bound > 0.7
+
+    def test_rows_that_are_clipped_one_by_one_are_caught(self, monkeypatch):
+        monkeypatch.setattr(
+            private_batches.person_batches, "PersonBatches", ClipsEachRow
+        )
+        found = self.audited(True, CANARIES * self.ROWS)
+        assert found.claimed == pytest.approx(0.43, abs=0.02)
+        assert not found.passed
+
+    def test_rows_count_together(self, monkeypatch):
+        found = self.audited(False, CANARIES * self.ROWS)
+        assert found.passed
+        assert 8 < found.claimed < 12
+
+        def of_one_row(model, delta, accountant, rows_per_person):
+            return model.ledger.epsilon(delta, accountant)
+
+        monkeypatch.setattr(PrivateModel, "epsilon", of_one_row)
+        assert not self.audited(False, CANARIES * self.ROWS).passed
+
+
+def test_rates_that_are_counted_as_their_mean_are_caught(monkeypatch):
+    def audited():
+        return audit_by_gradients(
+            lambda inner, weights: optimizers.DPSGD(
+                inner, **settings(noise_multiplier=4.0, batch_size=20)
+            ),
+            canaries=CANARIES,
+            guesses=100,
+            # Each takes part in about all of 20 steps.
+            sampling_rates=np.full(CANARIES, 0.99),
+        )
+
+    assert audited().passed
+    sampling_of = run.sampling_of
+    monkeypatch.setattr(
+        run,
+        "sampling_of",
+        lambda *arguments: sampling_of(*arguments) | {"largest_rate": None},
+    )
+    found = audited()
+    assert found.claimed < 0.5
+    assert not found.passed

@@ -49,6 +49,9 @@ def test_a_mechanism_keeps_its_claims():
         *CHECKS,
         "sensitivity, mixed_float16",
         "one run",
+        "one run, persons",
+        "one run, rows of persons",
+        "one run, rates",
     ]
     assert result["passed"], result["findings"]
 

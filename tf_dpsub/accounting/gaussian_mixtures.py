@@ -224,8 +224,8 @@ class _Loss(privacy_loss_mechanism.MixtureGaussianPrivacyLoss):
         )
         sign = 1 if removes else -1
         positive = self.sensitivities > 0
-        # The ratio of the components that shift nothing is 1: that of the others
-        # is exp(loss) - 1 + P(shift).
+        # The ratio of the components that shift nothing is 1: that of the
+        # others is exp(loss) - 1 + P(shift).
         losses = sign * epsilon
         with np.errstate(divide="ignore", invalid="ignore"):
             others = np.log(

@@ -8,6 +8,7 @@ import numpy as np
 
 from tf_dpsub import layers
 from tf_dpsub.auditing.lower_bounds import epsilon_of_one_run
+from tf_dpsub.data.poisson_batches import PoissonBatches
 from tf_dpsub.training.private_model import make_private
 
 # Of gradients of canaries, relative to the clip.
@@ -118,13 +119,17 @@ def audit_by_gradients(
     carrier_rank: int | None = None,
     confidence: float = 0.95,
     seed: int = 0,
+    rows_per_person: int = 1,
+    draws_persons: bool = False,
+    sampling_rates=None,
 ):
     """Audits whole runs of a mechanism by canaries with the worst gradients.
 
     The loss is linear in the weights, one for each canary, and the gradient of
     a canary is huge along its own: what is left of it in the weights after the
     run, through sampling, clipping, noise and optimizer, is its score. The
-    claim is that of the ledger.
+    claim is that of the ledger. A canary may be a person of several rows, which
+    all have that gradient.
 
     Args:
         make_optimizer: function of an inner optimizer and of the number of
@@ -137,6 +142,11 @@ def audit_by_gradients(
         carrier_rank: int, for `RGP`, the rank of carriers. Defaults to `None`.
         confidence: float. Defaults to `0.95`.
         seed: int, of the coins. Defaults to `0`.
+        rows_per_person: int, rows of each canary. Defaults to `1`.
+        draws_persons: bool, whether steps draw persons, instead of rows whose
+            epsilon for so many is claimed. Defaults to `False`.
+        sampling_rates: array of floats, `[canaries]`, of the rows of each.
+            Defaults to `None`, all alike.
 
     Returns:
         A `OneRun`.
@@ -156,13 +166,34 @@ def audit_by_gradients(
         optimizer = make_optimizer(keras.optimizers.SGD(1.0), canaries)
         model = make_private(plain)
         model.compile(optimizer, loss=_linear)
-        x = np.diag(is_in).astype(np.float32) * optimizer.l2_norm_clip * _HUGE
-        model.fit(
-            x, np.ones((canaries, 1), np.float32), epochs=epochs, verbose=0
-        )
+        gradients = np.diag(is_in) * optimizer.l2_norm_clip * _HUGE
+        persons = np.repeat(np.arange(canaries), rows_per_person)
+        x = gradients.astype(np.float32)[persons]
+        y = np.ones((len(x), 1), np.float32)
+        settings = {"epochs": epochs, "verbose": 0}
+        if draws_persons:
+            # All rows of a person enter each of its steps.
+            model.fit(
+                x,
+                y,
+                person_ids=persons,
+                rows_per_person_per_step=rows_per_person,
+                **settings,
+            )
+        elif sampling_rates is not None:
+            batches = PoissonBatches(
+                x,
+                y,
+                batch_size=optimizer.batch_size,
+                sampling_rates=np.asarray(sampling_rates)[persons],
+            )
+            model.fit(batches, **settings)
+        else:
+            model.fit(x, y, **settings)
         (weights,) = plain.get_weights()
         # Descent goes against the gradient.
-        return -weights[:, 0], model.epsilon(delta, "pld")
+        claimed = model.epsilon(delta, "pld", rows_per_person)
+        return -weights[:, 0], claimed
 
     return audit_one_run(
         train,

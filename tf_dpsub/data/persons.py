@@ -21,7 +21,8 @@ class PersonRows:
     independent of the rows of all others.
 
     Attributes:
-        order: int64 array `[rows]`, numbers of rows, those of a person together.
+        order: int64 array `[rows]`, numbers of rows, those of a person side by
+            side.
         starts: int64 array `[persons]`, where those of a person begin in it.
         counts: int64 array `[persons]`, how many rows a person has, one at
             least.

@@ -86,8 +86,10 @@ class PrivateBatches:
         if each_example_once_per_epoch:
             _check_epochs(poisson, x, steps_per_epoch)
         if person_ids is not None:
-            views = rows_per_person_per_step or 1
-            poisson = person_batches.PersonBatches(poisson, person_ids, views)
+            poisson = person_batches.PersonBatches(
+                poisson, person_ids, rows_per_person_per_step or 1
+            )
+            views = poisson.rows_per_step
         if poisson is not None:
             batches = cls.drawn(model, poisson, steps_per_epoch, views)
             if model.kept_features is None:

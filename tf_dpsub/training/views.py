@@ -14,7 +14,6 @@ import tensorflow as tf
 from keras import tree
 from keras.src import backend
 
-
 # Parts of a batch that are of whole examples: which are real, and which views
 # of each are given (1) or missing (0); without the latter all are given.
 _OF_EXAMPLES = ("real", "rows")
