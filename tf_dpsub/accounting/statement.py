@@ -197,10 +197,10 @@ def _claim(entries, events, epsilon, delta, accountant):
     if math.isinf(epsilon):
         reasons = dict.fromkeys(
             f"{entry.steps} steps of {entry.mechanism} {_fault(entry)}"
-            for entry in entries
+            for entry, event in zip(entries, events)
             if math.isinf(
                 accountants.composed_epsilon(
-                    [entry.event()], delta=delta, accountant="rdp"
+                    [event], delta=delta, accountant="rdp"
                 )
             )
         )
