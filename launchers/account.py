@@ -10,7 +10,8 @@ sampling:
       --delta=1e-5 --json
 
 `--rows_per_person=8` counts all rows of one person together, of which there are
-at most so many. `--json` prints one object with the same figures; an infinite one is "inf".
+at most so many. `--json` prints one object with the same figures; an infinite
+one is "inf".
 """
 
 import json

@@ -31,6 +31,29 @@ class TestSolve:
         }
         assert result["without_amplification"] == unamplified
 
+    def test_rows_of_a_person(self):
+        arguments = {**RUN, "noise_multiplier": 6.0, "epochs": 1}
+        result = account.solve(**arguments, rows_per_person=3)
+        assert result["rows_per_person"] == 3
+        for name, rate in (
+            ("poisson_sampling", 150 / 60000),
+            ("without_amplification", 1),
+        ):
+            assert result[name] == {
+                by: accounting.epsilon(
+                    noise_multiplier=6.0,
+                    sampling_rate=rate,
+                    steps=400,
+                    delta=1e-5,
+                    accountant=by,
+                    rows_per_person=3,
+                )
+                for by in ("rdp", "pld")
+            }
+        lines = [line.split() for line in account.table(result).splitlines()]
+        assert "rows of a person, at most 3".split() in lines
+        assert "rows_per_person" not in account.solve(**arguments)
+
     def test_noise_multiplier(self):
         result = account.solve(
             epsilon=4.0, delta=1e-5, sampling_rate=1.0, steps=5
