@@ -279,6 +279,16 @@ class TestBadInput:
         with pytest.raises(ValueError, match="person_ids or sampling_rates"):
             model.fit(batches, person_ids=IDS, verbose=0)
 
+    def test_rates_that_draw_more_than_clipping_leaves_room_for(self):
+        x = np.zeros((1000, 4), "float32")
+        model = private(linear(), dpsgd(microbatch_size=512))
+        batches = PoissonBatches(
+            x, np.zeros(1000), batch_size=4, sampling_rates=np.full(1000, 0.2)
+        )
+        with pytest.raises(ValueError, match="sum is about batch_size=4, got"):
+            model.fit(batches, verbose=0)
+        assert model.ledger.steps == 0
+
     def test_steps_that_protect_rows_and_persons_do_not_mix(self):
         of_persons, of_rows = ({"person_ids": IDS}, {})
         for first, second in ((of_persons, of_rows), (of_rows, of_persons)):

@@ -199,6 +199,13 @@ class PoissonBatches:
         return self._targets is not None
 
     @property
+    def expected_size(self) -> float:
+        """Expected number of examples in a batch."""
+        if self._rates is None:
+            return self.batch_size
+        return float(self._rates.sum())
+
+    @property
     def has_map(self) -> bool:
         """Whether a function makes other rows of those that were given."""
         return self._map is not None
@@ -334,10 +341,8 @@ class PoissonBatches:
         """
         check_count("multiple_of", multiple_of)
         check_count("replicas", replicas)
-        rate = self.sampling_rate
-        if self._rates is not None:
-            # Of rates that differ, draws vary less than of one that does not.
-            rate = float(self._rates.mean())
+        # Of rates that differ, draws vary less than of one that does not.
+        rate = self.expected_size / self.examples
         rows = max(self._quantile(replicas, rate), 1)
         return math.ceil(rows / multiple_of) * multiple_of
 

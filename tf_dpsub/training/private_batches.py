@@ -112,7 +112,13 @@ class PrivateBatches:
         steps_per_epoch: int | None = None,
         views: int = 1,
     ):
-        """Batches that `data.PoissonBatches` draws: of each replica its own."""
+        """Batches that `data.PoissonBatches` draws: of each replica its own.
+
+        Raises:
+            ValueError: if rates of rows make batches too large for `batch_size`.
+        """
+        if poisson.largest_rate is not None:
+            _check_size(model, poisson, views)
         steps = steps_per_epoch or poisson.steps_per_epoch
         dataset = _distributed(model, poisson, views)
         return cls(dataset, poisson, steps, steps, views)
@@ -346,6 +352,21 @@ def _distributed(model, poisson, views):
         return tf.data.Dataset.choose_from_datasets(shards, choice)
 
     return strategy.distribute_datasets_from_function(shards_of)
+
+
+def _check_size(model, poisson, views):
+    """Refuses rates by which batches exceed what clipping leaves room for."""
+    batch_size = model.optimizer.batch_size
+    size = model.microbatch_size_of(views)
+    draw = clipping.largest_draw(poisson.expected_size)
+    if draw > clipping.largest_batch(batch_size, size):
+        raise ValueError(
+            "Expected sampling_rates whose sum is about batch_size="
+            f"{batch_size}, got {poisson.expected_size:.4g}. Clipping leaves "
+            "room for rounding in sums of about as many examples as the "
+            "optimizer's batch_size: divide the rates by a public number, "
+            "raise the batch_size, or take a smaller microbatch_size."
+        )
 
 
 def _check_epochs(poisson, dataset, steps_per_epoch):

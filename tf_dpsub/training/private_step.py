@@ -343,19 +343,18 @@ class PrivateStep:
         aux, targets = tree.map_structure(
             lambda t: _masked(valid, t), (aux, targets)
         )
-        # A view that is missing takes no part in a mean.
-        given = 1.0 if rows is None else tf.reduce_mean(rows, 1)
-        self._model._loss_tracker.update_state(
-            tf.math.divide_no_nan(aux["losses"], given),
-            sample_weight=counted * given,
-        )
+        trackers, values = [self._model._loss_tracker], [aux["losses"]]
         if self._per_example_loss is not None:
-            trackers = self._per_example_loss.compile_loss.metrics
-            for tracker, values in zip(trackers, aux["outputs"]):
-                tracker.update_state(
-                    tf.math.divide_no_nan(values, given),
-                    sample_weight=counted * given,
-                )
+            trackers += self._per_example_loss.compile_loss.metrics
+            values += aux["outputs"]
+        weights = counted
+        if rows is not None:
+            # A view that is missing takes no part in means.
+            given = tf.reduce_mean(rows, 1)
+            values = [tf.math.divide_no_nan(v, given) for v in values]
+            weights = counted * given
+        for tracker, means in zip(trackers, values):
+            tracker.update_state(means, sample_weight=weights)
         if self._metrics is not None:
             targets = self._views.merged(targets)
             _update_compiled_metrics(
