@@ -115,7 +115,8 @@ class PrivateBatches:
         """Batches that `data.PoissonBatches` draws: of each replica its own.
 
         Raises:
-            ValueError: if rates of rows make batches too large for `batch_size`.
+            ValueError: if rates of rows make batches too large for the
+                `batch_size`.
         """
         if poisson.largest_rate is not None:
             _check_size(model, poisson, views)
