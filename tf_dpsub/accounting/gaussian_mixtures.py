@@ -203,7 +203,11 @@ class _Mixture:
 class _Loss(privacy_loss_mechanism.MixtureGaussianPrivacyLoss):
     """Privacy loss of one step, whose deltas are computed all at once.
 
-    Args: as `MixtureGaussianPrivacyLoss`.
+    Args:
+        standard_deviation: float, > 0, of the noise.
+        sensitivities: sequence of floats, >= 0.
+        sampling_probs: sequence of floats, the probability of each.
+        adjacency_type: `REMOVE` or `ADD`, of `privacy_loss_mechanism`.
     """
 
     def get_delta_for_epsilon(self, epsilon):
