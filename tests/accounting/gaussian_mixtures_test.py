@@ -83,8 +83,8 @@ def test_renyi_divergences_are_integrals(noise_multiplier, rate, rows, order):
             return np.exp(order * logs[upper] + (1 - order) * logs[lower])
 
         moment = sum(
-            integrate.quad(integrand, left, left + 5, epsabs=0, epsrel=1e-10)[0]
-            for left in range(-30, 50, 5)
+            integrate.quad(integrand, left, left + 10, epsabs=0, epsrel=1e-9)[0]
+            for left in range(-30, 50, 10)
         )
         return np.log(moment) / (order - 1)
 
@@ -122,9 +122,6 @@ def test_orders_that_cost_too_much_are_left_out():
     divergences = gaussian_mixtures.renyi_divergences(event, RDP_ORDERS)
     assert np.isfinite(divergences[0]) and np.isinf(divergences[-1])
     assert np.all(np.diff(divergences[np.isfinite(divergences)]) > 0)
-    # A bound is left, by either accountant.
-    by_rdp, by_pld = (
-        composed_epsilon([event], delta=1e-5, accountant=accountant)
-        for accountant in ("rdp", "pld")
-    )
-    assert 10_000 < by_pld <= by_rdp < np.inf
+    # A bound is left.
+    spent = composed_epsilon([event], delta=1e-5, accountant="rdp")
+    assert 10_000 < spent < np.inf

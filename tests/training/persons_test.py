@@ -90,13 +90,13 @@ class TestGradient:
     @pytest.mark.parametrize("per_example", IMPLEMENTATIONS)
     def test_a_person_moves_the_sum_by_one_clip(self, per_example):
         """However many rows it has, and whatever they are."""
+        plain = linear()
+        optimizer = drawing_all(l2_norm_clip=0.5, per_example=per_example)
+        model = private(plain, optimizer)
         moved = []
         for value in (1.0, 1e6, np.nan):
-            x = np.where(IDS == 4, np.float32(value), 0.0)[:, None] * np.ones(4)
-            plain = linear()
             plain.set_weights([np.zeros((4, CLASSES)), np.zeros(CLASSES)])
-            optimizer = drawing_all(l2_norm_clip=0.5, per_example=per_example)
-            model = private(plain, optimizer)
+            x = np.where(IDS == 4, value, 0.0)[:, None] * np.ones(4)
             model.fit(
                 x.astype("float32"),
                 np.zeros(EXAMPLES, int),
@@ -130,25 +130,19 @@ def of_public_examples():
     )
 
 
-def of_random_directions():
-    return tf_dpsub.subspaces.RandomSubspace(rank=2)
-
-
 MECHANISMS = {
     "AdaptiveDPSGD": lambda: {"clipped_count_stddev": 2.0},
-    "ProjectedDPSGD": lambda: {"subspace": of_random_directions()},
     "GEP": lambda: {
         "subspace": of_public_examples(),
         "residual_norm_clip": 1.0,
     },
     "RGP": lambda: {"warmup_steps": 1},
-    "DPPowerSGD": lambda: {"rank": 1},
 }
 
 
 class TestFit:
     @pytest.mark.parametrize("name", MECHANISMS)
-    def test_works_with_every_mechanism(self, name):
+    def test_works_with_each_kind_of_mechanism(self, name):
         optimizer = getattr(tf_dpsub.optimizers, name)(
             "sgd",
             l2_norm_clip=1.0,
