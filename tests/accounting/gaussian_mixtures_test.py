@@ -125,3 +125,19 @@ def test_orders_that_cost_too_much_are_left_out():
     # A bound is left.
     spent = composed_epsilon([event], delta=1e-5, accountant="rdp")
     assert 10_000 < spent < np.inf
+
+
+def test_many_rows_are_bounded_by_rdp_alone():
+    few, many = (
+        gaussian_mixtures.event(500.0, 0.01, rows) for rows in (256, 1000)
+    )
+    assert loss_distributions.is_supported(few)
+    assert not loss_distributions.is_supported(many)
+    spent = composed_epsilon([many], delta=1e-5)
+    assert spent == composed_epsilon([many], delta=1e-5, accountant="rdp")
+    # Hardly more than 40 rows are drawn, of about 10.
+    least, most = (
+        dp_accounting.get_epsilon_gaussian(500.0 / drawn, 1e-5)
+        for drawn in (10, 40)
+    )
+    assert least < spent < most

@@ -24,8 +24,11 @@ from dp_accounting import dp_event
 from dp_accounting.pld import privacy_loss_mechanism
 from scipy import special, stats
 
-# Numbers of the grid of losses that are inverted at a time.
-_CHUNK = 2**15
+# Numbers on a grid, times components, that are worked on at a time.
+_CHUNK = 2**20
+# Components of a mixture whose losses are inverted: it takes as many times as
+# long.
+_MOST_COMPONENTS = 257
 # Points of the integral for a Rényi order, and these times the components:
 # orders that need more are left out, which loosens the bound only.
 _MOST_POINTS = 2**18
@@ -65,6 +68,15 @@ def is_mixture(event) -> bool:
         event: `dp_accounting.DpEvent`.
     """
     return isinstance(event, dp_event.MixtureOfGaussiansDpEvent)
+
+
+def has_losses(event) -> bool:
+    """Tells whether `privacy_loss` takes no more than seconds.
+
+    Args:
+        event: `MixtureOfGaussiansDpEvent`.
+    """
+    return len(event.sensitivities) <= _MOST_COMPONENTS
 
 
 def renyi_divergences(event, orders):
@@ -111,7 +123,7 @@ class _Mixture:
         self._log_shares = np.log(shares[shares > 0])
         self._stddev = event.standard_deviation
         self._most = float(self._shifts[-1])
-        self._most_points = min(_MOST_POINTS, _MOST_TERMS // len(shares))
+        self._most_points = min(_MOST_POINTS, _MOST_TERMS // len(self._shifts))
 
     def renyi_divergences(self, orders):
         orders = np.asarray(orders, float)
@@ -187,8 +199,9 @@ class _Mixture:
 
     def _log_ratio(self, x):
         ratio = np.empty_like(x)
-        for start in range(0, len(x), _CHUNK):
-            part = slice(start, start + _CHUNK)
+        chunk = max(1, _CHUNK // len(self._shifts))
+        for start in range(0, len(x), chunk):
+            part = slice(start, start + chunk)
             exponents = self._log_shares + (
                 (2 * x[part, None] - self._shifts)
                 * self._shifts
@@ -219,7 +232,8 @@ class _Loss(privacy_loss_mechanism.MixtureGaussianPrivacyLoss):
         Returns:
             Array of floats in [0, 1], of that shape.
         """
-        chunks = np.split(epsilon, range(_CHUNK, len(epsilon), _CHUNK))
+        chunk = max(1, _CHUNK // len(self.sensitivities))
+        chunks = np.split(epsilon, range(chunk, len(epsilon), chunk))
         return np.concatenate([self._deltas(chunk) for chunk in chunks])
 
     def _deltas(self, epsilon):

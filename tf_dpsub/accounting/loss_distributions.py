@@ -30,7 +30,7 @@ def is_supported(event) -> bool:
         event: `dp_accounting.DpEvent`.
     """
     if gaussian_mixtures.is_mixture(event):
-        return True
+        return gaussian_mixtures.has_losses(event)
     if isinstance(event, dp_accounting.PoissonSampledDpEvent):
         event = event.event
     return isinstance(event, dp_accounting.GaussianDpEvent)
