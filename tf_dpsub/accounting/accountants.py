@@ -36,7 +36,7 @@ import numpy as np
 from scipy import special
 from dp_accounting.rdp import rdp_privacy_accountant
 
-from tf_dpsub.accounting import loss_distributions
+from tf_dpsub.accounting import loss_distributions, random_allocation
 from tf_dpsub.checks import (
     check_choice,
     check_delta,
@@ -45,6 +45,7 @@ from tf_dpsub.checks import (
 )
 
 ACCOUNTANTS = ("rdp", "pld")
+SAMPLINGS = ("poisson", "once_per_epoch")
 
 RDP_ORDERS = tuple(
     float(order)
@@ -89,6 +90,7 @@ def epsilon(
     steps: int,
     delta: float,
     accountant: str = "pld",
+    sampling: str = "poisson",
 ) -> float:
     """Epsilon that identical steps of a sampled Gaussian mechanism spend.
 
@@ -101,6 +103,10 @@ def epsilon(
         steps: int, number of steps.
         delta: float in (0, 1).
         accountant: str, `"rdp"` or `"pld"`. Defaults to `"pld"`.
+        sampling: str, `"poisson"`, or `"once_per_epoch"`: in each epoch of
+            `1 / sampling_rate` steps, rounded up, each example is drawn at one
+            of them, chosen uniformly at random. An epoch that has begun counts
+            whole. Defaults to `"poisson"`.
 
     Returns:
         A float, the epsilon at `delta`.
@@ -116,9 +122,8 @@ def epsilon(
     )  # 0.640
     ```
     """
-    event = sampled_gaussian(noise_multiplier, sampling_rate)
     return composed_epsilon(
-        [dp_accounting.SelfComposedDpEvent(event, _check_steps(steps))],
+        [_run_of(noise_multiplier, sampling_rate, steps, sampling)],
         delta=delta,
         accountant=accountant,
     )
@@ -131,6 +136,7 @@ def delta(
     steps: int,
     epsilon: float,
     accountant: str = "pld",
+    sampling: str = "poisson",
 ) -> float:
     """Delta that identical steps of a sampled Gaussian mechanism spend.
 
@@ -140,6 +146,7 @@ def delta(
         steps: int, number of steps.
         epsilon: float, > 0.
         accountant: str, `"rdp"` or `"pld"`. Defaults to `"pld"`.
+        sampling: str, as in `epsilon`. Defaults to `"poisson"`.
 
     Returns:
         A float, the delta at `epsilon`.
@@ -147,9 +154,8 @@ def delta(
     Raises:
         ValueError: If an argument is out of its range.
     """
-    event = sampled_gaussian(noise_multiplier, sampling_rate)
     return composed_delta(
-        [dp_accounting.SelfComposedDpEvent(event, _check_steps(steps))],
+        [_run_of(noise_multiplier, sampling_rate, steps, sampling)],
         epsilon=epsilon,
         accountant=accountant,
     )
@@ -162,6 +168,7 @@ def noise_multiplier(
     sampling_rate: float,
     steps: int,
     accountant: str = "pld",
+    sampling: str = "poisson",
 ) -> float:
     """Smallest noise multiplier with which the steps keep the budget.
 
@@ -171,6 +178,7 @@ def noise_multiplier(
         sampling_rate: float in (0, 1], as in `epsilon`.
         steps: int, > 0, number of steps.
         accountant: str, `"rdp"` or `"pld"`. Defaults to `"pld"`.
+        sampling: str, as in `epsilon`. Defaults to `"poisson"`.
 
     Returns:
         A float. The epsilon that it spends never exceeds the budget, and is
@@ -191,8 +199,7 @@ def noise_multiplier(
         )
 
     def event(multiplier):
-        step = sampled_gaussian(multiplier, sampling_rate)
-        return dp_accounting.SelfComposedDpEvent(step, steps)
+        return _run_of(multiplier, sampling_rate, steps, sampling)
 
     found = least_noise(
         event, epsilon=epsilon, delta=delta, accountant=accountant
@@ -253,6 +260,7 @@ def steps(
     noise_multiplier: float,
     sampling_rate: float,
     accountant: str = "pld",
+    sampling: str = "poisson",
 ) -> int:
     """Largest number of steps that keeps the budget.
 
@@ -262,18 +270,19 @@ def steps(
         noise_multiplier: float, as in `epsilon`.
         sampling_rate: float in (0, 1], as in `epsilon`.
         accountant: str, `"rdp"` or `"pld"`. Defaults to `"pld"`.
+        sampling: str, as in `epsilon`: with `"once_per_epoch"`, those of whole
+            epochs. Defaults to `"poisson"`.
 
     Returns:
-        An int, 0 if not even one step fits; at most 2**40.
+        An int, 0 if not even one step fits; at most 2**40, times the steps of
+        an epoch where epochs count.
 
     Raises:
         ValueError: If an argument is out of its range.
     """
-    return further_steps(
-        sampled_gaussian(noise_multiplier, sampling_rate),
-        epsilon=epsilon,
-        delta=delta,
-        accountant=accountant,
+    event, length = _counted(noise_multiplier, sampling_rate, sampling)
+    return length * further_steps(
+        event, epsilon=epsilon, delta=delta, accountant=accountant
     )
 
 
@@ -302,6 +311,25 @@ def sampled_gaussian(noise_multiplier: float, sampling_rate: float):
     if sampling_rate == 1:
         return gaussian
     return dp_accounting.PoissonSampledDpEvent(float(sampling_rate), gaussian)
+
+
+def _counted(noise_multiplier, sampling_rate, sampling):
+    """What is counted: an event, and the number of steps that it stands for."""
+    check_choice("sampling", sampling, SAMPLINGS)
+    step = sampled_gaussian(noise_multiplier, sampling_rate)
+    if sampling == "poisson":
+        return step, 1
+    # Rounding of 1 / rate must not add a step: 0.1 is not exactly 1 / 10.
+    length = math.ceil(1 / sampling_rate - 1e-9)
+    return random_allocation.event(noise_multiplier, length), length
+
+
+def _run_of(noise_multiplier, sampling_rate, steps, sampling):
+    """The event of so many steps."""
+    event, length = _counted(noise_multiplier, sampling_rate, sampling)
+    return dp_accounting.SelfComposedDpEvent(
+        event, -(-_check_steps(steps) // length)
+    )
 
 
 def composed_epsilon(
@@ -516,6 +544,10 @@ def _composed_curve(totals, orders):
 @functools.lru_cache(maxsize=256)
 def _curve(event, orders):
     """Rényi divergence of one event at each order: the costly part, so kept."""
+    if isinstance(event, random_allocation.RandomAllocationDpEvent):
+        return random_allocation.divergences(
+            event.noise_multiplier, event.steps, orders
+        ).max(axis=0)
     accountant = dp_accounting.rdp.RdpAccountant(orders)
     with _without_order_warnings():
         accountant.compose(event)

@@ -6,10 +6,15 @@ import operator
 
 import dp_accounting
 
-from tf_dpsub.accounting import accountants
-from tf_dpsub.checks import check_choice, check_noise_multiplier, check_positive
+from tf_dpsub.accounting import accountants, random_allocation
+from tf_dpsub.checks import (
+    check_choice,
+    check_count,
+    check_noise_multiplier,
+    check_positive,
+)
 
-SAMPLERS = ("poisson", "batches")
+SAMPLERS = ("poisson", "batches", "allocation")
 
 
 def _plain_flag(value):
@@ -37,13 +42,14 @@ class LedgerEntry:
     Formal guarantees: what is released is, at every step, a sum over the drawn
     examples in which each example has norm at most `l2_norm_clip`, with
     Gaussian noise of standard deviation `noise_multiplier * l2_norm_clip`.
-    `event` accounts for it, in one of three ways:
+    `event` accounts for it, in one of four ways:
 
     | sampler | each example once per epoch | event |
     |---|---|---|
     | `"poisson"` | | `steps` Poisson-sampled Gaussians |
     | `"batches"` | not stated | `steps` Gaussians |
     | `"batches"` | stated | `epochs` Gaussians |
+    | `"allocation"` | ensured | `epochs` random allocations |
 
     Where it is stated, but no epoch was counted, the steps count. Without noise
     the event is not private.
@@ -56,12 +62,15 @@ class LedgerEntry:
             `math.inf` only without noise.
         batch_size: int, the public, expected number of examples in a batch.
         examples: int or `None`, number of examples in the data set, where
-            known. Required by `"poisson"`.
+            known. Required by `"poisson"` and `"allocation"`.
         sampler: str, `"poisson"` (each example is drawn independently with
-            probability `batch_size / examples`) or `"batches"` (the user's
-            own batches: each example at most once in each).
-        each_example_once_per_epoch: bool, whether the user states that an epoch
-            holds each example at most once. Defaults to `False`.
+            probability `batch_size / examples`), `"batches"` (the user's
+            own batches: each example at most once in each) or `"allocation"`
+            (in each epoch each example is drawn at one step, chosen uniformly
+            and independently: see `random_allocation`).
+        each_example_once_per_epoch: bool, whether the user states, or the
+            sampler ensures, that an epoch holds each example at most once.
+            Required by `"allocation"`. Defaults to `False`.
         fixed_seed: bool, whether noise or sampling came from a fixed seed.
             Defaults to `False`.
         private_selection: bool, whether a callback was allowed to steer the run
@@ -77,6 +86,8 @@ class LedgerEntry:
             for a warning in the statement. Defaults to `()`.
         target: str, the (ε, δ) for which the noise was found. Defaults to `""`,
             for none.
+        epoch_steps: int, >= 1, number of steps of an epoch of `"allocation"`.
+            Defaults to `None`, for other samplers.
 
     Raises:
         ValueError: If a field is out of its range.
@@ -97,6 +108,7 @@ class LedgerEntry:
     notes: tuple[str, ...] = ()
     uncovered: tuple[str, ...] = ()
     target: str = ""
+    epoch_steps: int | None = None
 
     def __post_init__(self):
         if not self.mechanism or not isinstance(self.mechanism, str):
@@ -117,11 +129,12 @@ class LedgerEntry:
                 "the clip: set a clip, or noise_multiplier=0 (not private)."
             )
         check_choice("sampler", self.sampler, SAMPLERS)
-        if self.sampler == "poisson" and self.examples is None:
+        if self.sampler != "batches" and self.examples is None:
             raise ValueError(
-                "Expected examples with sampler='poisson', got None. The "
-                "sampling rate is batch_size / examples."
+                f"Expected examples with sampler={self.sampler!r}, got None. "
+                "The sampling rate is batch_size / examples."
             )
+        self._check_epoch_steps()
         if self.batch_size < 1 or (
             self.examples is not None and self.batch_size > self.examples
         ):
@@ -156,6 +169,10 @@ class LedgerEntry:
         Returns:
             A `dp_accounting.DpEvent`.
         """
+        if self.sampler == "allocation":
+            return random_allocation.event(
+                self._accounted_multiplier(), self.epoch_steps
+            )
         return accountants.sampled_gaussian(
             self._accounted_multiplier(),
             self.sampling_rate if self.sampler == "poisson" else 1,
@@ -185,9 +202,29 @@ class LedgerEntry:
 
     def _participations(self):
         """Number of steps that may have used the same example."""
-        if self.each_example_once_per_epoch and self.epochs > 0:
+        if not (self.each_example_once_per_epoch and self.epochs > 0):
+            return self.steps
+        if self.epoch_steps is None:
             return self.epochs
-        return self.steps
+        # No epoch of an allocation is longer than it says.
+        return max(self.epochs, -(-self.steps // self.epoch_steps))
+
+    def _check_epoch_steps(self):
+        if self.sampler != "allocation":
+            if self.epoch_steps is not None:
+                raise ValueError(
+                    f"Expected epoch_steps=None with sampler={self.sampler!r}, "
+                    f"got {self.epoch_steps}: only an allocation has epochs of "
+                    "a length that counts."
+                )
+            return
+        check_count("epoch_steps", self.epoch_steps)
+        if not self.each_example_once_per_epoch:
+            raise ValueError(
+                "Expected each_example_once_per_epoch=True with "
+                "sampler='allocation', got False: an example is drawn at one "
+                "step of an epoch."
+            )
 
 
 def _repeat(event, count):

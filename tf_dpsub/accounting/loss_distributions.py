@@ -20,6 +20,8 @@ from dp_accounting.pld import (
     privacy_loss_mechanism,
 )
 
+from tf_dpsub.accounting import random_allocation
+
 
 def is_supported(event) -> bool:
     """Tells whether an elementary event has a privacy loss distribution here.
@@ -27,6 +29,8 @@ def is_supported(event) -> bool:
     Args:
         event: `dp_accounting.DpEvent`.
     """
+    if isinstance(event, random_allocation.RandomAllocationDpEvent):
+        return True
     if isinstance(event, dp_accounting.PoissonSampledDpEvent):
         event = event.event
     return isinstance(event, dp_accounting.GaussianDpEvent)
@@ -46,7 +50,9 @@ def composed(counts, interval: float):
     """
     whole = privacy_loss_distribution.identity(interval)
     for event, count in counts:
-        if isinstance(event, dp_accounting.GaussianDpEvent):
+        if isinstance(event, random_allocation.RandomAllocationDpEvent):
+            part = _allocated(event, interval).self_compose(count)
+        elif isinstance(event, dp_accounting.GaussianDpEvent):
             # A composition of Gaussians is one Gaussian.
             part = _sampled_gaussian(
                 event.noise_multiplier / math.sqrt(count), 1.0, interval
@@ -59,6 +65,15 @@ def composed(counts, interval: float):
             ).self_compose(count)
         whole = whole.compose(part)
     return whole
+
+
+@functools.lru_cache(maxsize=8)
+def _allocated(event, interval):
+    # A search begins on a wide interval, and then needs few points as well.
+    points = random_allocation.POINTS // (1 if interval < 1e-3 else 2)
+    return random_allocation.losses(
+        event.noise_multiplier, event.steps, interval, points
+    )
 
 
 @functools.lru_cache(maxsize=8)
