@@ -111,6 +111,9 @@ class PoissonBatches:
     ```
     """
 
+    # As an argument of `fit`.
+    sampling = "poisson"
+
     def __init__(
         self,
         x,
@@ -156,6 +159,15 @@ class PoissonBatches:
         self._views_given: int | None = None
         if map is not None:
             self._map_with(row_maps.RowMap(map, self._gather))
+
+    @property
+    def ledger_fields(self):
+        """Fields of a ledger's entry that say how its batches were drawn."""
+        return {
+            "sampler": "poisson",
+            "examples": self.examples,
+            "each_example_once_per_epoch": False,
+        }
 
     @property
     def holds_arrays(self) -> bool:
@@ -254,7 +266,7 @@ class PoissonBatches:
         return batches
 
     def _like(self, x, y, sample_weight):
-        batches = PoissonBatches(
+        batches = type(self)(
             x,
             y,
             sample_weight,
@@ -345,14 +357,12 @@ class PoissonBatches:
         @tf.autograph.experimental.do_not_convert
         def indices(key):
             @tf.autograph.experimental.do_not_convert
-            def draw(step):
-                drawn = _draw(
-                    shard_examples, self.sampling_rate, key[:2], step, chunk
-                )
+            def of_shard(drawn, step):
                 # [drawn], and the source of the draws of `map`
                 return index + replicas * drawn, (key[2:], step)
 
-            return tf.data.Dataset.counter(dtype=tf.int64).map(draw)
+            draws = self._draws(shard_examples, key[:2], chunk)
+            return draws.map(of_shard)
 
         def batch(indices, key):
             drawn = tf.size(indices)
@@ -380,6 +390,15 @@ class PoissonBatches:
         )
         batches = self._keys(index, replicas).flat_map(indices).map(batch)
         return batches.apply(infinite).prefetch(2)
+
+    def _draws(self, examples, key, chunk):
+        """Dataset of the drawn ones of `range(examples)`, and their step."""
+
+        @tf.autograph.experimental.do_not_convert
+        def draw(step):
+            return _draw(examples, self.sampling_rate, key, step, chunk), step
+
+        return tf.data.Dataset.counter(dtype=tf.int64).map(draw)
 
     def _keys(self, index, replicas):
         """Dataset of one element: a new key for each iteration over it.

@@ -352,11 +352,14 @@ def sampling_of(model, batches=None) -> dict:
         model: compiled `PrivateModel`.
         batches: as for `entry_of`. Defaults to `None`.
     """
-    poisson = None if batches is None else batches.poisson
-    return {
-        "examples": None if poisson is None else poisson.examples,
-        "sampler": "batches" if poisson is None else "poisson",
+    given = {
+        "examples": None,
+        "sampler": "batches",
         "each_example_once_per_epoch": batches is not None
         and batches.each_example_once_per_epoch,
+    }
+    poisson = None if batches is None else batches.poisson
+    return {
+        **(given if poisson is None else poisson.ledger_fields),
         "private_state": not model.optimizer.public_state.is_public,
     }
