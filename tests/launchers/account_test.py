@@ -31,6 +31,23 @@ class TestSolve:
         }
         assert result["without_amplification"] == unamplified
 
+    def test_each_example_once_in_an_epoch(self):
+        run = {"noise_multiplier": 4.0, "steps": 100, "delta": 1e-5}
+        result = account.solve(**run, sampling_rate=0.05)
+        assert result["once_per_epoch"] == {
+            by: accounting.epsilon(
+                **run,
+                sampling_rate=0.05,
+                accountant=by,
+                sampling="once_per_epoch",
+            )
+            for by in ("rdp", "pld")
+        }
+        assert (
+            result["once_per_epoch"]["pld"] < result["poisson_sampling"]["pld"]
+        )
+        assert "with each example once in an epoch" in account.table(result)
+
     def test_noise_multiplier(self):
         result = account.solve(
             epsilon=4.0, delta=1e-5, sampling_rate=1.0, steps=5
