@@ -271,7 +271,7 @@ def _check_whole_epochs(poisson, steps_per_epoch):
 
 
 def _poisson(model, x, y, sample_weight, views, keep_features, sampling):
-    """Batches that are drawn, and the inputs that features may stand for in them.
+    """Batches that are drawn, and inputs that features may stand for in them.
 
     Both are None for a dataset of given batches.
     """
