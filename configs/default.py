@@ -109,8 +109,11 @@ def get_config():
     config.recipe = config_dict.placeholder(str)
     config.recipe_kwargs = ml_collections.ConfigDict()
 
-    # The expected batch size: Poisson batches differ in size.
+    # The expected batch size: batches differ in size. "poisson" draws each
+    # example at each step independently, "once_per_epoch" at one step of each
+    # epoch, chosen at random.
     config.batch_size = 128
+    config.sampling = "poisson"
     config.microbatch_size = config_dict.placeholder(int)
     config.epochs = 30
 

@@ -1,8 +1,8 @@
 """Computes the ε of a private run, or the noise or steps for a given ε.
 
 Give two of epsilon, noise multiplier and number of steps: the third is printed,
-by both accountants, with Poisson sampling and without amplification by
-sampling:
+by both accountants, with Poisson sampling, with each example once in an epoch
+at a random step, and without amplification by sampling:
 
   tf-dpsub account --noise_multiplier=1.1 --batch_size=256 \\
       --examples=60000 --epochs=15 --delta=1e-5
@@ -105,8 +105,8 @@ def solve(
 
     Returns:
         dict: the arguments, as used; `"solved_for"`, the name of the computed
-        value; and under `"poisson_sampling"` and `"without_amplification"` its
-        value by each accountant.
+        value; and under `"poisson_sampling"`, `"once_per_epoch"` and
+        `"without_amplification"` its value by each accountant.
 
     Raises:
         ValueError: If arguments are missing, contradict each other, or are out
@@ -139,17 +139,19 @@ def solve(
     if rows_per_person != 1:
         result["rows_per_person"] = rows_per_person
     result["solved_for"] = solved_for
-    for name, sampling in (
-        ("poisson_sampling", rate),
-        ("without_amplification", 1),
+    for name, taken, sampling in (
+        ("poisson_sampling", rate, "poisson"),
+        ("once_per_epoch", rate, "once_per_epoch"),
+        ("without_amplification", 1, "poisson"),
     ):
         result[name] = {
             accountant: _SOLVERS[solved_for](
                 **given,
                 delta=delta,
-                sampling_rate=sampling,
+                sampling_rate=taken,
                 accountant=accountant,
                 rows_per_person=rows_per_person,
+                sampling=sampling,
             )
             for accountant in accountants.ACCOUNTANTS
         }
@@ -178,6 +180,7 @@ def table(result):
     lines += ["", f"{_LABELS[solved_for]:<36}{'RDP':>12}{'PLD':>12}"]
     for name, label in (
         ("poisson_sampling", "with Poisson sampling"),
+        ("once_per_epoch", "with each example once in an epoch"),
         ("without_amplification", "without amplification by sampling"),
     ):
         cells = (

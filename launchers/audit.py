@@ -8,7 +8,9 @@ independence, the divisor, the largest effect of one example on a release, and
 the ε that an attacker proves of a step with ε = 1, from the size of releases
 and from their low bits. Whole runs are audited by canaries with huge gradients,
 which are examples, persons of several rows, or rows with rates of their own;
-and by membership inference on scikit-learn's digits. `--long` takes 10,000
+and by membership inference on scikit-learn's digits. The sampler of epochs in
+which each example is drawn once is audited by the steps that it chooses.
+`--long` takes 10,000
 pairs of batches and more runs, as before a release of this package.
 `report.html`, `table.md`, `audit.json` and `audit.png` are written to the
 workdir; the exit code is 1 if a claim fails. `--dry_run` says how much would be
@@ -26,7 +28,7 @@ import numpy as np
 from absl import flags, logging
 
 from tf_dpsub import files
-from tf_dpsub.launchers.audits import mechanism
+from tf_dpsub.launchers.audits import mechanism, samplers
 from tf_dpsub.launchers.reports import figures, folder_page
 from tf_dpsub.launchers.terminal import program, quiet
 from tf_dpsub.launchers.terminal.program import DRY_RUN, WORKDIR
@@ -79,6 +81,7 @@ def announcement(names, sizes, infers, shadow_models):
         f"{sizes.cases:,} pairs of neighbouring batches in each of two "
         f"precisions, {sizes.runs:,} runs of one step, {sizes.canaries:,} "
         "canaries in each of four runs",
+        "sampler": "once_per_epoch, by the steps that it chooses",
         "claimed": f"ε = {mechanism.STEP_EPSILON:g} at "
         f"δ = {mechanism.DELTA:g}, of a step",
     }
@@ -92,7 +95,7 @@ def announcement(names, sizes, infers, shadow_models):
     return "\n".join(f"{name:<10} {text}" for name, text in lines.items())
 
 
-def write(results, plain, folder, command):
+def write(results, plain, folder, command, sampler=None):
     """Writes the results as JSON, as a table and as a figure.
 
     Args:
@@ -100,14 +103,17 @@ def write(results, plain, folder, command):
         plain: `digits_membership.Attacks` without privacy, or None.
         folder: `pathlib.Path`.
         command: string, the command line that made them.
+        sampler: dict, as `samplers.audited` returns it. Defaults to `None`,
+            none was audited.
     """
     files.make_folder(folder)
-    text = markdown(results, plain, command)
+    text = markdown(results, plain, command, sampler)
     files.write_text(folder / "table.md", text)
     files.write_json(
         folder / "audit.json",
         {
             "mechanisms": results,
+            "samplers": [] if sampler is None else [sampler],
             "not_private": None if plain is None else dataclasses.asdict(plain),
         },
     )
@@ -115,7 +121,7 @@ def write(results, plain, folder, command):
     print(text)
 
 
-def markdown(results, plain, command):
+def markdown(results, plain, command, sampler=None):
     """The results as Markdown; failed checks come first."""
     attacks = [
         key
@@ -123,9 +129,12 @@ def markdown(results, plain, command):
         if plain is not None and getattr(plain, key) is not None
     ]
     lines = folder_page.heading("Audit", command)
+    named = [(r["mechanism"], r) for r in results]
+    if sampler is not None:
+        named.append((sampler["sampler"], sampler))
     failed = [
-        f"- **{r['mechanism']}**, {f['check']}: {f['detail']}"
-        for r in results
+        f"- **{name}**, {f['check']}: {f['detail']}"
+        for name, r in named
         for f in r["findings"]
         if not f["passed"]
     ]
@@ -162,6 +171,9 @@ def markdown(results, plain, command):
             f"Private runs have ε = {mechanism.RUN_EPSILON:g}. Chance has 50 % "
             "and 1 %.",
         ]
+    if sampler is not None:
+        lines += ["", f"The sampler {sampler['sampler']}:", ""]
+        lines += [f"- {f['check']}: {f['detail']}" for f in sampler["findings"]]
     return "\n".join(lines) + "\n"
 
 
@@ -239,16 +251,22 @@ def main():
         plain = None
         if _MEMBERSHIP.value:
             plain = pool.submit(mechanism.attacked, shadow_models=shadow_models)
+        sampler = pool.submit(samplers.audited)
         results = []
         for name, task in zip(names, tasks):
             results.append(task.result())
-            took = f"{results[-1]['seconds']:.0f} s"
-            passed = "all claims hold" if results[-1]["passed"] else "FAILED"
-            print(f"{name}: {passed}, {took}", flush=True)
+            _report(name, results[-1])
         plain = None if plain is None else plain.result()
+        sampler = sampler.result()
+        _report(sampler["sampler"], sampler)
     folder = pathlib.Path(WORKDIR.value)
-    write(results, plain, folder, program.command("audit"))
-    return 0 if all(r["passed"] for r in results) else 1
+    write(results, plain, folder, program.command("audit"), sampler)
+    return 0 if all(r["passed"] for r in [*results, sampler]) else 1
+
+
+def _report(name, result):
+    passed = "all claims hold" if result["passed"] else "FAILED"
+    print(f"{name}: {passed}, {result['seconds']:.0f} s", flush=True)
 
 
 def _processes(count):

@@ -124,7 +124,7 @@ def _headline(result):
     spent = _epsilon(result["epsilon"])
     private = f"{result['private_examples']:,} private examples"
     tested = f"{result['test_examples']:,} test examples"
-    sampling = result["sampling"].capitalize()
+    sampling = result["sampling"].replace("_", " ").capitalize()
     accounting = f"{sampling} sampling, {result['accountant'].upper()}"
     infinite = spent == "∞"
     yield Figure(

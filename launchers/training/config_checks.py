@@ -52,6 +52,11 @@ def check(config):
             "got neither. Set one of them, or both: epsilon is then a budget."
         )
     choose({"rdp": None, "pld": None}, config.accountant, "an accountant")
+    choose(
+        {"poisson": None, "once_per_epoch": None},
+        config.sampling,
+        "a way of sampling",
+    )
 
 
 def check_data(config):

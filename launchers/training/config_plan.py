@@ -108,6 +108,7 @@ def plan_of(
             noise_multiplier=config.noise_multiplier,
             batch_size=None if best_batch_size else config.batch_size,
             accountant=config.accountant,
+            sampling=config.sampling,
         ),
         search=planning.SearchSpace(
             carriers=carriers,
@@ -204,6 +205,7 @@ def _epsilon(config, examples):
         steps=config.epochs * -(-examples // config.batch_size),
         delta=config.delta,
         accountant=config.accountant,
+        sampling=config.sampling,
     )
 
 

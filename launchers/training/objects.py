@@ -335,7 +335,7 @@ def private_optimizer(config, batches, subspace=None, carrier_examples=None):
 
     Args:
         config: `ml_collections.ConfigDict`.
-        batches: `tf_dpsub.data.PoissonBatches` to train on.
+        batches: `tf_dpsub.data.PoissonBatches` or `OncePerEpoch` to train on.
         subspace: as `subspace` makes it. Defaults to `None`.
         carrier_examples: dict, as `carrier_examples` makes it. Defaults to
             `None`, none.
@@ -373,6 +373,7 @@ def private_optimizer(config, batches, subspace=None, carrier_examples=None):
         sampling_rate=batches.sampling_rate,
         steps=steps,
         accountant=config.accountant,
+        sampling=batches.sampling,
     )
     with_target = make(epsilon=config.epsilon, delta=config.delta)
     with_target.calibrate(effective)

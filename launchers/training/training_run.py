@@ -38,6 +38,20 @@ from tf_dpsub.launchers.training import (
 from tf_dpsub.planning.step_cost import measure_step
 from tf_dpsub.training import workers
 
+# By the field `sampling` of a config: in words, and as batches.
+_SAMPLING = {
+    "poisson": "Poisson sampling",
+    "once_per_epoch": "each example once in an epoch",
+}
+_BATCHES = {
+    "poisson": "Poisson batches",
+    "once_per_epoch": "batches of epochs with each example once",
+}
+_SAMPLERS = {
+    "poisson": data.PoissonBatches,
+    "once_per_epoch": data.OncePerEpoch,
+}
+
 
 def train(config, workdir, resume=False, results_only=False, command=None):
     """Trains a model privately, evaluates it, and writes all files.
@@ -125,7 +139,7 @@ def summary(result):
     epsilon = round_up(result["epsilon"], decimals=2)
     return (
         f"{tasks.summary(result)} at (ε = {epsilon}, δ = {result['delta']:g}), "
-        f"Poisson sampling, {result['accountant'].upper()}"
+        f"{_SAMPLING[result['sampling']]}, {result['accountant'].upper()}"
     )
 
 
@@ -162,7 +176,7 @@ class _Run:
             plain.preprocessor = None
         with strategy.scope():
             objects.start_head(config, plain, self._data)
-        self._batches = data.PoissonBatches(
+        self._batches = _SAMPLERS[config.sampling](
             self._data.x_train,
             self._data.y_train,
             batch_size=config.batch_size,
@@ -265,15 +279,18 @@ class _Run:
             delta=config.delta,
             accountant=config.accountant,
         )
-        fitting = steps // self._batches.steps_per_epoch
+        fitting = steps
+        if not self._entry().each_example_once_per_epoch:
+            fitting //= self._batches.steps_per_epoch
         last = min(config.epochs, self._recorder.epochs + fitting)
         if ledger.steps == 0 and last < config.epochs:
             raise ValueError(
                 f"Expected a run that keeps the budget ε = {config.epsilon:g}, "
                 f"got {config.epochs} epochs with noise multiplier "
                 f"{self._entry().noise_multiplier:g}: {fitting} epochs "
-                f"({steps} steps) fit. Train for fewer epochs, with more "
-                "noise, or give epsilon alone: the noise is then calibrated."
+                f"{self._in_steps(steps)}fit. Train for fewer epochs, with "
+                "more noise, or give epsilon alone: the noise is then "
+                "calibrated."
             )
         if last == 0:
             raise ValueError(
@@ -284,6 +301,11 @@ class _Run:
             )
         return last
 
+    def _in_steps(self, fitting):
+        """What fits in a budget, where that is counted by steps."""
+        by_epoch = self._entry().each_example_once_per_epoch
+        return "" if by_epoch else f"({fitting} steps) "
+
     def _entry(self):
         """The ledger's entry for a step of this run, without its notes."""
         optimizer = self._model.optimizer
@@ -292,8 +314,7 @@ class _Run:
             noise_multiplier=optimizer.effective_noise_multiplier,
             l2_norm_clip=optimizer.l2_norm_clip,
             batch_size=optimizer.batch_size,
-            examples=self._batches.examples,
-            sampler="poisson",
+            **self._batches.ledger_fields,
             private_state=not optimizer.public_state.is_public,
         )
 
@@ -319,7 +340,11 @@ class _Run:
         epochs_before = self._recorder.epochs
         steps = self._remaining_steps(epochs)
         epsilon = ledger.epsilon_after(
-            self._entry(), steps, config.delta, accountant=config.accountant
+            self._entry(),
+            steps,
+            config.delta,
+            epochs=epochs - epochs_before,
+            accountant=config.accountant,
         )
         lines = {
             "data": f"{config.dataset}: {len(examples.y_train):,} private, "
@@ -329,7 +354,7 @@ class _Run:
             "parameters",
             "mechanism": f"{config.optimizer} around {config.inner_optimizer}, "
             f"noise multiplier {optimizer.noise_multiplier:.4g}, clip "
-            f"{optimizer.l2_norm_clip:g}, Poisson batches of "
+            f"{optimizer.l2_norm_clip:g}, {_BATCHES[config.sampling]} of "
             f"{optimizer.batch_size:,} expected",
             "privacy": f"ε = {epsilon:.4g} at δ = {config.delta:g} "
             f"({self._bounding_accountant(steps).upper()}) after {epochs} "
@@ -478,7 +503,7 @@ class _Run:
             "l2_norm_clip": run_directory.json_number(
                 model.optimizer.l2_norm_clip
             ),
-            "sampling": "poisson",
+            "sampling": batches.sampling,
             "sampling_rate": batches.sampling_rate,
             "private_examples": batches.examples,
             "test_examples": len(self._data.y_test),

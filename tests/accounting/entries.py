@@ -17,6 +17,12 @@ BATCHES = dataclasses.replace(
     POISSON, noise_multiplier=18.0, examples=None, sampler="batches"
 )
 ONCE = dataclasses.replace(BATCHES, each_example_once_per_epoch=True)
+ALLOCATION = dataclasses.replace(
+    POISSON,
+    sampler="allocation",
+    each_example_once_per_epoch=True,
+    epoch_steps=400,
+)
 PLAIN = dataclasses.replace(
     POISSON, noise_multiplier=0.0, l2_norm_clip=math.inf
 )

@@ -3,7 +3,15 @@ import math
 import dp_accounting
 import pytest
 
-from tests.accounting.entries import BATCHES, ONCE, PLAIN, POISSON, changed
+from tests.accounting.entries import (
+    ALLOCATION,
+    BATCHES,
+    ONCE,
+    PLAIN,
+    POISSON,
+    changed,
+)
+from tf_dpsub.accounting import random_allocation
 
 
 class TestLedgerEntry:
@@ -47,7 +55,49 @@ class TestLedgerEntry:
             == dp_accounting.NonPrivateDpEvent()
         )
 
-    @pytest.mark.parametrize("entry", [POISSON, BATCHES, ONCE])
+    @pytest.mark.parametrize(
+        "steps, epochs, counted",
+        [
+            (800, 2, 2),
+            # An epoch that has begun counts whole.
+            (401, 2, 2),
+            # No epoch is longer than it says.
+            (801, 2, 3),
+            # No epoch was counted: any two steps may share an example.
+            (3, 0, 3),
+        ],
+    )
+    def test_event_of_allocations(self, steps, epochs, counted):
+        entry = changed(ALLOCATION, steps=steps, epochs=epochs)
+        assert entry.event() == dp_accounting.SelfComposedDpEvent(
+            random_allocation.RandomAllocationDpEvent(1.3, 400), counted
+        )
+        assert (
+            entry.event_without_amplification()
+            == dp_accounting.SelfComposedDpEvent(
+                dp_accounting.GaussianDpEvent(1.3), steps
+            )
+        )
+
+    @pytest.mark.parametrize(
+        "changes, message",
+        [
+            ({"epoch_steps": None}, "epoch_steps"),
+            ({"epoch_steps": 0}, "epoch_steps"),
+            ({"each_example_once_per_epoch": False}, "once_per_epoch=True"),
+            ({"examples": None}, "Expected examples with sampler='allocation'"),
+            (
+                {"sampler": "poisson", "each_example_once_per_epoch": False},
+                "Expected epoch_steps=None with sampler='poisson', got 400",
+            ),
+            ({"sampler": "batches"}, "Expected epoch_steps=None"),
+        ],
+    )
+    def test_invalid_allocation(self, changes, message):
+        with pytest.raises(ValueError, match=message):
+            changed(ALLOCATION, **changes)
+
+    @pytest.mark.parametrize("entry", [POISSON, BATCHES, ONCE, ALLOCATION])
     def test_event_with_private_state(self, entry):
         """Noise does not cover what a basis of private gradients tells."""
         entry = changed(entry, private_state=True, steps=1)
@@ -84,7 +134,7 @@ class TestLedgerEntry:
             ),
             ({"batch_size": 60001}, "batch_size=60001, examples=60000"),
             ({"examples": None}, "Expected examples with sampler='poisson'"),
-            ({"sampler": "shuffled"}, r"one of \('poisson', 'batches'\), got"),
+            ({"sampler": "shuffled"}, r"one of \('poisson', 'batches', "),
             ({"steps": -1}, "steps >= 0 and epochs >= 0, got -1 and 0"),
             ({"fixed_seed": 3}, "Expected True or False, got 3"),
             ({"private_state": "no"}, "Expected True or False, got 'no'"),

@@ -4,7 +4,13 @@ import math
 
 import pytest
 
-from tests.accounting.entries import BATCHES, POISSON, changed, ledger_of
+from tests.accounting.entries import (
+    ALLOCATION,
+    BATCHES,
+    POISSON,
+    changed,
+    ledger_of,
+)
 from tf_dpsub.accounting import LedgerEntry, PrivacyLedger
 
 # As version 0.1.0 wrote it.
@@ -44,6 +50,13 @@ def path(tmp_path):
 
 
 class TestFormat:
+    def test_epochs_with_random_steps_are_read_again(self):
+        ledger = ledger_of((ALLOCATION, 7, 1), (POISSON, 5))
+        text = ledger.to_json()
+        fields = [set(entry) for entry in json.loads(text)["entries"]]
+        assert fields[0] - fields[1] == {"epoch_steps"}
+        assert PrivacyLedger.from_json(text).entries == ledger.entries
+
     def test_text_is_read_and_written_byte_for_byte(self):
         ledger = PrivacyLedger.from_json(TEXT)
         assert ledger.entries == (

@@ -3,7 +3,7 @@ import math
 import pytest
 
 from tests.accounting import entries
-from tests.accounting.entries import BATCHES, ONCE, changed
+from tests.accounting.entries import ALLOCATION, BATCHES, ONCE, changed
 from tf_dpsub.accounting import PrivacyLedger, statement
 from tf_dpsub.accounting.statement import round_up
 
@@ -43,6 +43,18 @@ def test_poisson_run():
         assert part in text
     assert "WARNING" not in text
     assert "NOT PRIVATE" not in text
+
+
+def test_run_with_each_example_at_a_random_step_of_an_epoch():
+    text = stated((changed(ALLOCATION, noise_multiplier=4.0), 790, 2))
+    for part in (
+        "private, with each example at one random step of an epoch, by PLD",
+        "in every epoch of 400 steps each of the 60000 examples was drawn at "
+        "exactly one of them, chosen uniformly and independently of all "
+        "others; 2 epochs were begun, and each of them counts whole.",
+    ):
+        assert part in text
+    assert "adding or removing one example" not in text
 
 
 @pytest.mark.parametrize("entry", [POISSON, BATCHES, ONCE])

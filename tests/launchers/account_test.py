@@ -53,6 +53,22 @@ class TestSolve:
         lines = [line.split() for line in account.table(result).splitlines()]
         assert "rows of a person, at most 3".split() in lines
         assert "rows_per_person" not in account.solve(**arguments)
+    def test_each_example_once_in_an_epoch(self):
+        run = {"noise_multiplier": 4.0, "steps": 100, "delta": 1e-5}
+        result = account.solve(**run, sampling_rate=0.05)
+        assert result["once_per_epoch"] == {
+            by: accounting.epsilon(
+                **run,
+                sampling_rate=0.05,
+                accountant=by,
+                sampling="once_per_epoch",
+            )
+            for by in ("rdp", "pld")
+        }
+        assert (
+            result["once_per_epoch"]["pld"] < result["poisson_sampling"]["pld"]
+        )
+        assert "with each example once in an epoch" in account.table(result)
 
     def test_noise_multiplier(self):
         result = account.solve(

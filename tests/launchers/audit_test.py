@@ -4,12 +4,13 @@ import json
 
 import keras
 import pytest
+import tensorflow as tf
 
 from tests.auditing.audited_mechanisms import CHECKS, WithHalfTheNoise
 from tests.launchers.programs import run_here
-from tf_dpsub import accounting, optimizers
+from tf_dpsub import accounting, data, optimizers
 from tf_dpsub.launchers import audit
-from tf_dpsub.launchers.audits import digits_membership, mechanism
+from tf_dpsub.launchers.audits import digits_membership, mechanism, samplers
 from tf_dpsub.methods import METHODS
 
 TINY = mechanism.Sizes(steps=200, cases=30, runs=200, canaries=40)
@@ -66,6 +67,33 @@ def test_a_failure_is_named_first(tmp_path, monkeypatch):
     assert "All claims hold" not in text
     # Columns of attacks that were not made.
     assert "loss threshold" not in text
+
+
+def test_the_sampler_of_epochs_is_audited(tmp_path, monkeypatch):
+    def order(self, examples, key, chunk):
+        size = -(-examples // self.steps_per_epoch)
+        draws = tf.data.Dataset.range(examples).batch(size).enumerate()
+        return draws.map(lambda step, drawn: (drawn, step)).repeat()
+
+    with monkeypatch.context() as broken:
+        broken.setattr(data.OncePerEpoch, "_draws", order)
+        result = samplers.audited()
+    assert not result["passed"]
+    audit.write([_passed()], None, tmp_path, "the command", result)
+    text = (tmp_path / "table.md").read_text("utf-8")
+    assert "**once_per_epoch**, epsilon of epochs: In 3,000 runs" in text
+    assert "All claims hold" not in text
+    written = json.loads((tmp_path / "audit.json").read_text("utf-8"))
+    assert written["samplers"] == [result]
+
+
+def _passed():
+    """The result of an audit that found nothing."""
+    findings = [
+        {"check": check, "passed": True, "value": 0.5, "detail": ""}
+        for check in (*CHECKS, "one run")
+    ]
+    return {"mechanism": "DP-SGD", "findings": findings, "passed": True}
 
 
 @pytest.mark.slow

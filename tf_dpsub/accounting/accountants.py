@@ -37,7 +37,11 @@ import numpy as np
 from scipy import special
 from dp_accounting.rdp import rdp_privacy_accountant
 
-from tf_dpsub.accounting import gaussian_mixtures, loss_distributions
+from tf_dpsub.accounting import (
+    gaussian_mixtures,
+    loss_distributions,
+    random_allocation,
+)
 from tf_dpsub.checks import (
     check_choice,
     check_count,
@@ -47,6 +51,7 @@ from tf_dpsub.checks import (
 )
 
 ACCOUNTANTS = ("rdp", "pld")
+SAMPLINGS = ("poisson", "once_per_epoch")
 
 RDP_ORDERS = tuple(
     float(order)
@@ -92,6 +97,7 @@ def epsilon(
     delta: float,
     accountant: str = "pld",
     rows_per_person: int = 1,
+    sampling: str = "poisson",
 ) -> float:
     """Epsilon that identical steps of a sampled Gaussian mechanism spend.
 
@@ -106,6 +112,10 @@ def epsilon(
         accountant: str, `"rdp"` or `"pld"`. Defaults to `"pld"`.
         rows_per_person: int, the most examples of one person: the epsilon is
             that of all of them together. Defaults to `1`, of one example.
+        sampling: str, `"poisson"`, or `"once_per_epoch"`: in each epoch of
+            `1 / sampling_rate` steps, rounded up, each example is drawn at one
+            of them, chosen uniformly at random. An epoch that has begun counts
+            whole. Defaults to `"poisson"`.
 
     Returns:
         A float, the epsilon at `delta`.
@@ -121,9 +131,16 @@ def epsilon(
     )  # 0.640
     ```
     """
-    event = sampled_gaussian(noise_multiplier, sampling_rate, rows_per_person)
     return composed_epsilon(
-        [dp_accounting.SelfComposedDpEvent(event, _check_steps(steps))],
+        [
+            _run_of(
+                noise_multiplier,
+                sampling_rate,
+                steps,
+                sampling,
+                rows_per_person,
+            )
+        ],
         delta=delta,
         accountant=accountant,
     )
@@ -137,6 +154,7 @@ def delta(
     epsilon: float,
     accountant: str = "pld",
     rows_per_person: int = 1,
+    sampling: str = "poisson",
 ) -> float:
     """Delta that identical steps of a sampled Gaussian mechanism spend.
 
@@ -147,6 +165,7 @@ def delta(
         epsilon: float, > 0.
         accountant: str, `"rdp"` or `"pld"`. Defaults to `"pld"`.
         rows_per_person: int, as in `epsilon`. Defaults to `1`.
+        sampling: str, as in `epsilon`. Defaults to `"poisson"`.
 
     Returns:
         A float, the delta at `epsilon`.
@@ -154,9 +173,16 @@ def delta(
     Raises:
         ValueError: If an argument is out of its range.
     """
-    event = sampled_gaussian(noise_multiplier, sampling_rate, rows_per_person)
     return composed_delta(
-        [dp_accounting.SelfComposedDpEvent(event, _check_steps(steps))],
+        [
+            _run_of(
+                noise_multiplier,
+                sampling_rate,
+                steps,
+                sampling,
+                rows_per_person,
+            )
+        ],
         epsilon=epsilon,
         accountant=accountant,
     )
@@ -170,6 +196,7 @@ def noise_multiplier(
     steps: int,
     accountant: str = "pld",
     rows_per_person: int = 1,
+    sampling: str = "poisson",
 ) -> float:
     """Smallest noise multiplier with which the steps keep the budget.
 
@@ -180,6 +207,7 @@ def noise_multiplier(
         steps: int, > 0, number of steps.
         accountant: str, `"rdp"` or `"pld"`. Defaults to `"pld"`.
         rows_per_person: int, as in `epsilon`. Defaults to `1`.
+        sampling: str, as in `epsilon`. Defaults to `"poisson"`.
 
     Returns:
         A float. The epsilon that it spends never exceeds the budget, and is
@@ -200,8 +228,9 @@ def noise_multiplier(
         )
 
     def event(multiplier):
-        step = sampled_gaussian(multiplier, sampling_rate, rows_per_person)
-        return dp_accounting.SelfComposedDpEvent(step, steps)
+        return _run_of(
+            multiplier, sampling_rate, steps, sampling, rows_per_person
+        )
 
     found = least_noise(
         event, epsilon=epsilon, delta=delta, accountant=accountant
@@ -263,6 +292,7 @@ def steps(
     sampling_rate: float,
     accountant: str = "pld",
     rows_per_person: int = 1,
+    sampling: str = "poisson",
 ) -> int:
     """Largest number of steps that keeps the budget.
 
@@ -273,18 +303,21 @@ def steps(
         sampling_rate: float in (0, 1], as in `epsilon`.
         accountant: str, `"rdp"` or `"pld"`. Defaults to `"pld"`.
         rows_per_person: int, as in `epsilon`. Defaults to `1`.
+        sampling: str, as in `epsilon`: with `"once_per_epoch"`, those of whole
+            epochs. Defaults to `"poisson"`.
 
     Returns:
-        An int, 0 if not even one step fits; at most 2**40.
+        An int, 0 if not even one step fits; at most 2**40, times the steps of
+        an epoch where epochs count.
 
     Raises:
         ValueError: If an argument is out of its range.
     """
-    return further_steps(
-        sampled_gaussian(noise_multiplier, sampling_rate, rows_per_person),
-        epsilon=epsilon,
-        delta=delta,
-        accountant=accountant,
+    event, length = _counted(
+        noise_multiplier, sampling_rate, sampling, rows_per_person
+    )
+    return length * further_steps(
+        event, epsilon=epsilon, delta=delta, accountant=accountant
     )
 
 
@@ -324,6 +357,49 @@ def sampled_gaussian(
         )
     gaussian = dp_accounting.GaussianDpEvent(float(noise_multiplier))
     return dp_accounting.PoissonSampledDpEvent(float(sampling_rate), gaussian)
+
+
+def _counted(noise_multiplier, sampling_rate, sampling, rows_per_person):
+    """What is counted: an event, and the number of steps that it stands for."""
+    check_choice("sampling", sampling, SAMPLINGS)
+    step = sampled_gaussian(noise_multiplier, sampling_rate, rows_per_person)
+    if sampling == "poisson":
+        return step, 1
+    # Rounding of 1 / rate must not add a step: 0.1 is not exactly 1 / 10.
+    length = math.ceil(1 / sampling_rate - 1e-9)
+    return allocated_gaussian(noise_multiplier, length, rows_per_person), length
+
+
+def _run_of(noise_multiplier, sampling_rate, steps, sampling, rows_per_person):
+    """The event of so many steps."""
+    event, length = _counted(
+        noise_multiplier, sampling_rate, sampling, rows_per_person
+    )
+    return dp_accounting.SelfComposedDpEvent(
+        event, -(-_check_steps(steps) // length)
+    )
+
+
+def allocated_gaussian(
+    noise_multiplier: float, epoch_steps: int, rows_per_person: int = 1
+):
+    """The dp-accounting event of an epoch in which each row takes one step.
+
+    Formal guarantees: for a row, it is random allocation. Several rows of a
+    person may move the sums of the epoch by `rows_per_person` sensitivities at
+    most, whichever steps they took: this is a Gaussian, without amplification.
+
+    Args:
+        noise_multiplier: float, >= 0, as in `epsilon`.
+        epoch_steps: int, number of steps of an epoch.
+        rows_per_person: int, as in `epsilon`. Defaults to `1`.
+
+    Returns:
+        A `dp_accounting.DpEvent`.
+    """
+    if rows_per_person > 1:
+        return sampled_gaussian(noise_multiplier, 1, rows_per_person)
+    return random_allocation.event(noise_multiplier, epoch_steps)
 
 
 def composed_epsilon(
@@ -540,6 +616,10 @@ def _curve(event, orders):
     """Rényi divergence of one event at each order: the costly part, so kept."""
     if gaussian_mixtures.is_mixture(event):
         return gaussian_mixtures.renyi_divergences(event, orders)
+    if isinstance(event, random_allocation.RandomAllocationDpEvent):
+        return random_allocation.divergences(
+            event.noise_multiplier, event.steps, orders
+        ).max(axis=0)
     accountant = dp_accounting.rdp.RdpAccountant(orders)
     with _without_order_warnings():
         accountant.compose(event)

@@ -14,7 +14,7 @@ from tf_dpsub.checks import (
     check_positive,
 )
 
-SAMPLERS = ("poisson", "batches")
+SAMPLERS = ("poisson", "batches", "allocation")
 UNITS = ("example", "person")
 
 
@@ -44,13 +44,14 @@ class LedgerEntry:
     Formal guarantees: what is released is, at every step, a sum over the drawn
     examples in which each example has norm at most `l2_norm_clip`, with
     Gaussian noise of standard deviation `noise_multiplier * l2_norm_clip`.
-    `event` accounts for it, in one of three ways:
+    `event` accounts for it, in one of four ways:
 
     | sampler | each example once per epoch | event |
     |---|---|---|
     | `"poisson"` | | `steps` Poisson-sampled Gaussians |
     | `"batches"` | not stated | `steps` Gaussians |
     | `"batches"` | stated | `epochs` Gaussians |
+    | `"allocation"` | ensured | `epochs` random allocations |
 
     Where it is stated, but no epoch was counted, the steps count. Without noise
     the event is not private.
@@ -69,12 +70,15 @@ class LedgerEntry:
             `math.inf` only without noise.
         batch_size: int, the public, expected number of examples in a batch.
         examples: int or `None`, number of examples in the data set, where
-            known. Required by `"poisson"`.
+            known. Required by `"poisson"` and `"allocation"`.
         sampler: str, `"poisson"` (each example is drawn independently with
-            probability `batch_size / examples`) or `"batches"` (the user's
-            own batches: each example at most once in each).
-        each_example_once_per_epoch: bool, whether the user states that an epoch
-            holds each example at most once. Defaults to `False`.
+            probability `batch_size / examples`), `"batches"` (the user's
+            own batches: each example at most once in each) or `"allocation"`
+            (in each epoch each example is drawn at one step, chosen uniformly
+            and independently: see `random_allocation`).
+        each_example_once_per_epoch: bool, whether the user states, or the
+            sampler ensures, that an epoch holds each example at most once.
+            Required by `"allocation"`. Defaults to `False`.
         fixed_seed: bool, whether noise or sampling came from a fixed seed.
             Defaults to `False`.
         private_selection: bool, whether a callback was allowed to steer the run
@@ -95,6 +99,8 @@ class LedgerEntry:
         largest_rate: float in (0, 1], the largest probability with which a step
             draws an example, where they differ. Defaults to `None`: all are
             `batch_size / examples`.
+        epoch_steps: int, >= 1, number of steps of an epoch of `"allocation"`.
+            Defaults to `None`, for other samplers.
 
     Raises:
         ValueError: If a field is out of its range.
@@ -117,6 +123,7 @@ class LedgerEntry:
     target: str = ""
     unit: str = "example"
     largest_rate: float | None = None
+    epoch_steps: int | None = None
 
     def __post_init__(self):
         if not self.mechanism or not isinstance(self.mechanism, str):
@@ -137,10 +144,10 @@ class LedgerEntry:
                 "the clip: set a clip, or noise_multiplier=0 (not private)."
             )
         check_choice("sampler", self.sampler, SAMPLERS)
-        if self.sampler == "poisson" and self.examples is None:
+        if self.sampler != "batches" and self.examples is None:
             raise ValueError(
-                "Expected examples with sampler='poisson', got None. The "
-                "sampling rate is batch_size / examples."
+                f"Expected examples with sampler={self.sampler!r}, got None. "
+                "The sampling rate is batch_size / examples."
             )
         check_choice("unit", self.unit, UNITS)
         if self.largest_rate is not None and not (
@@ -150,11 +157,12 @@ class LedgerEntry:
                 "Expected 0 < largest_rate <= 1 with sampler='poisson', or "
                 f"None, got {self.largest_rate} with sampler={self.sampler!r}."
             )
-        if self.unit == "person" and self.sampler != "poisson":
+        if self.unit == "person" and self.sampler == "batches":
             raise ValueError(
-                "Expected sampler='poisson' with unit='person', got "
-                f"{self.sampler!r}: persons are drawn."
+                "Expected sampler='poisson' or 'allocation' with "
+                "unit='person', got 'batches': persons are drawn."
             )
+        self._check_epoch_steps()
         if self.batch_size < 1 or (
             self.examples is not None and self.batch_size > self.examples
         ):
@@ -199,6 +207,13 @@ class LedgerEntry:
         Returns:
             A `dp_accounting.DpEvent`.
         """
+        if self.sampler == "allocation":
+            check_count("rows_per_person", rows_per_person)
+            return accountants.allocated_gaussian(
+                self._accounted_multiplier(),
+                self.epoch_steps,
+                1 if self.unit == "person" else rows_per_person,
+            )
         return self._step_event(
             self.sampling_rate if self.sampler == "poisson" else 1,
             rows_per_person,
@@ -240,9 +255,29 @@ class LedgerEntry:
 
     def _participations(self):
         """Number of steps that may have used the same example."""
-        if self.each_example_once_per_epoch and self.epochs > 0:
+        if not (self.each_example_once_per_epoch and self.epochs > 0):
+            return self.steps
+        if self.epoch_steps is None:
             return self.epochs
-        return self.steps
+        # No epoch of an allocation is longer than it says.
+        return max(self.epochs, -(-self.steps // self.epoch_steps))
+
+    def _check_epoch_steps(self):
+        if self.sampler != "allocation":
+            if self.epoch_steps is not None:
+                raise ValueError(
+                    f"Expected epoch_steps=None with sampler={self.sampler!r}, "
+                    f"got {self.epoch_steps}: only an allocation has epochs of "
+                    "a length that counts."
+                )
+            return
+        check_count("epoch_steps", self.epoch_steps)
+        if not self.each_example_once_per_epoch:
+            raise ValueError(
+                "Expected each_example_once_per_epoch=True with "
+                "sampler='allocation', got False: an example is drawn at one "
+                "step of an epoch."
+            )
 
 
 def _repeat(event, count):

@@ -20,7 +20,7 @@ from dp_accounting.pld import (
     privacy_loss_mechanism,
 )
 
-from tf_dpsub.accounting import gaussian_mixtures
+from tf_dpsub.accounting import gaussian_mixtures, random_allocation
 
 
 def is_supported(event) -> bool:
@@ -31,6 +31,8 @@ def is_supported(event) -> bool:
     """
     if gaussian_mixtures.is_mixture(event):
         return gaussian_mixtures.has_losses(event)
+    if isinstance(event, random_allocation.RandomAllocationDpEvent):
+        return True
     if isinstance(event, dp_accounting.PoissonSampledDpEvent):
         event = event.event
     return isinstance(event, dp_accounting.GaussianDpEvent)
@@ -50,7 +52,9 @@ def composed(counts, interval: float):
     """
     whole = privacy_loss_distribution.identity(interval)
     for event, count in counts:
-        if isinstance(event, dp_accounting.GaussianDpEvent):
+        if isinstance(event, random_allocation.RandomAllocationDpEvent):
+            part = _allocated(event, interval).self_compose(count)
+        elif isinstance(event, dp_accounting.GaussianDpEvent):
             # A composition of Gaussians is one Gaussian.
             part = _sampled_gaussian(
                 event.noise_multiplier / math.sqrt(count), 1.0, interval
@@ -65,6 +69,15 @@ def composed(counts, interval: float):
             ).self_compose(count)
         whole = whole.compose(part)
     return whole
+
+
+@functools.lru_cache(maxsize=8)
+def _allocated(event, interval):
+    # A search begins on a wide interval, and then needs few points as well.
+    points = random_allocation.POINTS // (1 if interval < 1e-3 else 2)
+    return random_allocation.losses(
+        event.noise_multiplier, event.steps, interval, points
+    )
 
 
 @functools.lru_cache(maxsize=8)

@@ -90,6 +90,12 @@ _BATCHES = (
     "any one example; and each row depends on its own example alone, so that "
     "no `map` of whole batches mixes or standardises their rows."
 )
+_ALLOCATION = (
+    "Each example once in an epoch, at a random step: in every epoch of "
+    "{steps} steps each of the {examples} examples was drawn at exactly one of "
+    "them, chosen uniformly and independently of all others; {epochs} epochs "
+    "were begun, and each of them counts whole."
+)
 _ONCE = (
     " The user states that each example is at most once in an epoch; {epochs} "
     "epochs were begun."
@@ -228,6 +234,8 @@ def _sampling(entries):
     ways = dict.fromkeys(
         "with Poisson sampling"
         if entry.sampler == "poisson"
+        else "with each example at one random step of an epoch"
+        if entry.sampler == "allocation" and entry.epochs
         else "with each example once in an epoch"
         if entry.each_example_once_per_epoch and entry.epochs
         else _UNAMPLIFIED
@@ -326,6 +334,12 @@ def _mechanism(entry):
             sampling = _RATES
         return text + sampling.format(
             examples=entry.examples, rate=entry.sampling_rate
+        )
+    if entry.sampler == "allocation":
+        return text + _ALLOCATION.format(
+            steps=entry.epoch_steps,
+            examples=entry.examples,
+            epochs=entry.epochs,
         )
     if entry.each_example_once_per_epoch:
         return text + _BATCHES + _ONCE.format(epochs=entry.epochs)

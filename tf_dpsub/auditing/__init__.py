@@ -1,5 +1,6 @@
 """Attacks on what was trained privately."""
 
+from tf_dpsub.auditing.allocation import check_allocation
 from tf_dpsub.auditing.canaries import (
     OneRun,
     audit_by_gradients,
@@ -30,6 +31,7 @@ __all__ = [
     "attack_features",
     "audit_by_gradients",
     "audit_one_run",
+    "check_allocation",
     "claims",
     "classifier_attack",
     "clopper_pearson",

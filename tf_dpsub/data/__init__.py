@@ -1,6 +1,7 @@
 """Data for private training: named data sets and Poisson-sampled batches."""
 
 from tf_dpsub.data.datasets import Dataset, load
+from tf_dpsub.data.once_per_epoch import OncePerEpoch
 from tf_dpsub.data.persons import limit_rows
 from tf_dpsub.data.poisson_batches import PoissonBatches
 from tf_dpsub.data.public_images import load_images
@@ -8,6 +9,7 @@ from tf_dpsub.data.public_texts import load_texts
 
 __all__ = [
     "Dataset",
+    "OncePerEpoch",
     "PoissonBatches",
     "limit_rows",
     "load",

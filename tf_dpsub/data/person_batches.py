@@ -4,6 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dpsub.checks import check_count
+from tf_dpsub.data.once_per_epoch import OncePerEpoch
 from tf_dpsub.data.persons import PersonRows
 from tf_dpsub.data.poisson_batches import (
     PoissonBatches,
@@ -110,3 +111,26 @@ class PersonBatches(PoissonBatches):
     @property
     def _draws_of_rows(self) -> bool:
         return True
+
+
+class PersonsOncePerEpoch(PersonBatches, OncePerEpoch):
+    """Draws every person once in an epoch, with some rows of each.
+
+    As `PersonBatches`, but persons are drawn as `OncePerEpoch` draws examples.
+    """
+
+
+def of_persons(batches: PoissonBatches, person_ids, rows_per_step: int):
+    """Batches of persons, drawn as those of rows are.
+
+    Args: as `PersonBatches`.
+
+    Returns:
+        A `PersonBatches`.
+
+    Raises: as `PersonBatches`.
+    """
+    once = isinstance(batches, OncePerEpoch)
+    return (PersonsOncePerEpoch if once else PersonBatches)(
+        batches, person_ids, rows_per_step
+    )

@@ -138,6 +138,8 @@ class PoissonBatches:
     """
 
     unit = "example"
+    # As an argument of `fit`.
+    sampling = "poisson"
 
     def __init__(
         self,
@@ -192,6 +194,17 @@ class PoissonBatches:
         self._views_given: int | None = None
         if map is not None:
             self._map_with(row_maps.RowMap(map, self._gather))
+
+    @property
+    def ledger_fields(self):
+        """Fields of a ledger's entry that say how its batches were drawn."""
+        return {
+            "sampler": "poisson",
+            "examples": self.examples,
+            "each_example_once_per_epoch": False,
+            "unit": self.unit,
+            "largest_rate": self.largest_rate,
+        }
 
     @property
     def holds_arrays(self) -> bool:
@@ -303,7 +316,7 @@ class PoissonBatches:
         self.steps_per_epoch = math.ceil(examples / self.batch_size)
 
     def _like(self, x, y, sample_weight):
-        batches = PoissonBatches(
+        batches = type(self)(
             x,
             y,
             sample_weight,
@@ -390,28 +403,17 @@ class PoissonBatches:
                 f"got {views}."
             )
 
-        shard_examples = len(range(index, self.examples, replicas))
-        rate = self.largest_rate or self.sampling_rate
-        chunk = self._quantile(replicas, rate) + 1
-        shares = None
-        if self._rates is not None:
-            with tf.device("CPU"):
-                shares = tf.constant(self._rates / rate)
+        draws = self._draws(index, replicas)
 
         # Neither has control flow of Python's to convert, which takes long.
         @tf.autograph.experimental.do_not_convert
         def indices(key):
             @tf.autograph.experimental.do_not_convert
-            def draw(step):
-                drawn = index + replicas * _draw(
-                    shard_examples, rate, key[:2], step, chunk
-                )
-                if shares is not None:
-                    drawn = row_rates.kept(drawn, shares, key[:2], step)
+            def with_source(drawn, step):
                 # [drawn], and the source of the draws of `map`
                 return drawn, (key[2:], step)
 
-            return tf.data.Dataset.counter(dtype=tf.int64).map(draw)
+            return draws(key[:2]).map(with_source)
 
         def batch(indices, key):
             drawn = tf.size(indices)
@@ -458,6 +460,39 @@ class PoissonBatches:
     def _draws_of_rows(self) -> bool:
         """Whether rows need random numbers beside those that draw them."""
         return self._map is not None
+
+    def _draws(self, index, replicas):
+        """How the examples of a shard are drawn.
+
+        Args:
+            index, replicas: ints, the shard, as for `dataset`.
+
+        Returns:
+            A function of an int64 tensor `[2]`, a key, that returns a
+            `tf.data.Dataset`, infinite, of numbers of examples, an int64 tensor
+            `[drawn]`, and of the step that they are for, an int64 scalar.
+        """
+        shard_examples = len(range(index, self.examples, replicas))
+        rate = self.largest_rate or self.sampling_rate
+        chunk = self._quantile(replicas, rate) + 1
+        shares = None
+        if self._rates is not None:
+            with tf.device("CPU"):
+                shares = tf.constant(self._rates / rate)
+
+        def draws(key):
+            @tf.autograph.experimental.do_not_convert
+            def draw(step):
+                drawn = index + replicas * _draw(
+                    shard_examples, rate, key, step, chunk
+                )
+                if shares is not None:
+                    drawn = row_rates.kept(drawn, shares, key, step)
+                return drawn, step
+
+            return tf.data.Dataset.counter(dtype=tf.int64).map(draw)
+
+        return draws
 
     def _keys(self, index, replicas):
         """Dataset of one element: a new key for each iteration over it.

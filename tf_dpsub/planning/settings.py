@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from tf_dpsub import accounting
-from tf_dpsub.checks import check_count, check_fraction
+from tf_dpsub.checks import check_choice, check_count, check_fraction
 from tf_dpsub.methods import PLANNED
 
 # Batch sizes that are compared where none is given.
@@ -31,6 +31,8 @@ class PlannedRun:
         batch_size: int, the expected one. Defaults to `None`: the smallest
             whose noise over the run is at most a tenth above the least.
         accountant: string, `"rdp"` or `"pld"`. Defaults to `"pld"`.
+        sampling: string, `"poisson"` or `"once_per_epoch"`, as for `fit`.
+            Defaults to `"poisson"`.
 
     Raises:
         ValueError: if an argument is out of range, or not exactly one of
@@ -44,10 +46,12 @@ class PlannedRun:
     noise_multiplier: float | None = None
     batch_size: int | None = None
     accountant: str = "pld"
+    sampling: str = "poisson"
 
     def __post_init__(self):
         check_count("examples", self.examples)
         check_count("epochs", self.epochs)
+        check_choice("sampling", self.sampling, ("poisson", "once_per_epoch"))
         if (self.epsilon is None) == (self.noise_multiplier is None):
             raise ValueError(
                 "Expected epsilon or noise_multiplier, and one of them None, "
@@ -74,6 +78,7 @@ class PlannedRun:
             sampling_rate=min(1.0, batch_size / self.examples),
             steps=self.steps(batch_size),
             accountant=self.accountant,
+            sampling=self.sampling,
         )
 
     def batch_noise(self) -> dict[int, float]:

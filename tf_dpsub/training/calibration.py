@@ -21,6 +21,7 @@ _SAME = (
     "examples",
     "sampler",
     "each_example_once_per_epoch",
+    "epoch_steps",
     "private_state",
     "unit",
     "largest_rate",

@@ -11,8 +11,13 @@ from keras import tree
 from keras.src.trainers.data_adapters import array_slicing
 
 from tf_dpsub import accounting
-from tf_dpsub.checks import check_count
-from tf_dpsub.data import given_batches, person_batches, poisson_batches
+from tf_dpsub.checks import check_choice, check_count
+from tf_dpsub.data import (
+    given_batches,
+    once_per_epoch,
+    person_batches,
+    poisson_batches,
+)
 from tf_dpsub.primitives import clipping
 from tf_dpsub.training import kept_features, microbatches
 from tf_dpsub.training.views import Views
@@ -64,6 +69,7 @@ class PrivateBatches:
         keep_features: bool = False,
         person_ids=None,
         rows_per_person_per_step: int | None = None,
+        sampling: str | None = None,
     ):
         """Makes the batches of a call of `fit`.
 
@@ -71,7 +77,8 @@ class PrivateBatches:
             model: compiled `PrivateModel`, whose `kept_features` it sets.
             x, y, sample_weight, steps_per_epoch, views,
                 each_example_once_per_epoch, keep_features, person_ids,
-                rows_per_person_per_step: as for `PrivateModel.fit`.
+                rows_per_person_per_step, sampling: as for
+                `PrivateModel.fit`.
             epochs: int, how many the run has. Defaults to `1`.
 
         Returns:
@@ -80,16 +87,18 @@ class PrivateBatches:
         Raises:
             ValueError: if the data or a statement about them do not fit.
         """
+        _check_sampling(sampling, x)
         poisson, raw_inputs = _poisson(
-            model, x, y, sample_weight, views, keep_features
+            model, x, y, sample_weight, views, keep_features, sampling
         )
         if each_example_once_per_epoch:
             _check_epochs(poisson, x, steps_per_epoch)
         if person_ids is not None:
-            poisson = person_batches.PersonBatches(
+            poisson = person_batches.of_persons(
                 poisson, person_ids, rows_per_person_per_step or 1
             )
             views = poisson.rows_per_step
+        _check_whole_epochs(poisson, steps_per_epoch)
         if poisson is not None:
             batches = cls.drawn(model, poisson, steps_per_epoch, views)
             if model.kept_features is None:
@@ -282,8 +291,51 @@ def split_validation(data, validation_data, split: float, is_public: bool):
     return array_slicing.train_validation_split(data, validation_split=split)
 
 
-def _poisson(model, x, y, sample_weight, views, keep_features):
-    """Poisson batches, and the inputs that features may stand for in them.
+# By the argument `sampling` of `fit`.
+_SAMPLERS = {
+    sampler.sampling: sampler
+    for sampler in (
+        poisson_batches.PoissonBatches,
+        once_per_epoch.OncePerEpoch,
+    )
+}
+
+
+def _check_sampling(sampling, x):
+    """Refuses a way of sampling that is not that of the data."""
+    if sampling is None:
+        return
+    check_choice("sampling", sampling, tuple(_SAMPLERS))
+    if isinstance(x, tf.data.Dataset):
+        raise ValueError(
+            f"Expected arrays with sampling={sampling!r}, got a "
+            "tf.data.Dataset of batches, which are taken as they come. Pass "
+            "the arrays, or rows that can be read by index: "
+            f"`tf_dpsub.data.{_SAMPLERS[sampling].__name__}(rows, ...)`."
+        )
+    if isinstance(x, poisson_batches.PoissonBatches):
+        if x.sampling != sampling:
+            raise ValueError(
+                f"Expected sampling={x.sampling!r}, that of the given "
+                f"{type(x).__name__}, got {sampling!r}. Leave it out, or give "
+                f"`tf_dpsub.data.{_SAMPLERS[sampling].__name__}`."
+            )
+
+
+def _check_whole_epochs(poisson, steps_per_epoch):
+    """Refuses an epoch that is not the one in which each example is drawn."""
+    if poisson is None or poisson.sampling != "once_per_epoch":
+        return
+    if steps_per_epoch not in (None, poisson.steps_per_epoch):
+        raise ValueError(
+            f"Expected steps_per_epoch={poisson.steps_per_epoch}, "
+            "ceil(examples / batch_size), in which each example is drawn once, "
+            f"got {steps_per_epoch}. Leave it out."
+        )
+
+
+def _poisson(model, x, y, sample_weight, views, keep_features, sampling):
+    """Batches that are drawn, and inputs that features may stand for in them.
 
     Both are None for a dataset of given batches.
     """
@@ -311,7 +363,7 @@ def _poisson(model, x, y, sample_weight, views, keep_features):
         model.preprocessed((x, y, sample_weight))
     )
     features = kept_features.of_arrays(model, x) if keep_features else None
-    poisson = poisson_batches.PoissonBatches(
+    poisson = _SAMPLERS[sampling or "poisson"](
         x if features is None else features,
         y,
         sample_weight,
@@ -374,8 +426,10 @@ def _check_epochs(poisson, dataset, steps_per_epoch):
     """Refuses a statement about epochs that cannot be true."""
     if poisson is not None:
         raise ValueError(
-            "Expected each_example_once_per_epoch=False with Poisson sampling, "
-            "got True: a step draws every example anew. Leave it out."
+            "Expected each_example_once_per_epoch=False, which is for batches "
+            "of a tf.data.Dataset, got True with examples that `fit` draws. "
+            "Leave it out; sampling='once_per_epoch' draws each of them once "
+            "in an epoch."
         )
     steps = _cardinality(dataset)
     if steps is None or (steps_per_epoch or 0) > steps:

@@ -265,6 +265,7 @@ class PrivateModel(saving.SavedWithLedger):
         validation_batch_size=None,
         validation_freq=1,
         *,
+        sampling: str | None = None,
         views: int = 1,
         each_example_once_per_epoch: bool = False,
         allow_private_selection: bool = False,
@@ -290,9 +291,15 @@ class PrivateModel(saving.SavedWithLedger):
 
         Args: as `keras.Model.fit`; `shuffle` has no effect.
             x: arrays, a `keras.utils.PyDataset` for its rows,
-                `tf_dpsub.data.PoissonBatches`, or a `tf.data.Dataset`.
+                `tf_dpsub.data.PoissonBatches`, `tf_dpsub.data.OncePerEpoch`,
+                or a `tf.data.Dataset`.
             batch_size: int, the expected batch size, which must be that of the
                 optimizer. Defaults to `None`, that of the optimizer.
+            sampling: string, how the rows of arrays are drawn: `"poisson"`,
+                as above, or `"once_per_epoch"`, each at one step of every
+                epoch, chosen at random (`tf_dpsub.data.OncePerEpoch`). An
+                epoch that has begun counts whole. Defaults to `None`,
+                `"poisson"` for arrays.
             views: int, how many views of each drawn example enter the step:
                 its gradient is the mean of those of its views. The `map` of
                 `PoissonBatches` makes each of them anew, and so do random
@@ -369,6 +376,7 @@ class PrivateModel(saving.SavedWithLedger):
             keep_features=keep_features,
             person_ids=person_ids,
             rows_per_person_per_step=rows_per_person_per_step,
+            sampling=sampling,
         )
         plan = calibration.calibrate(
             self,

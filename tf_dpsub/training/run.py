@@ -363,12 +363,13 @@ def sampling_of(model, batches=None) -> dict:
             f"as those in the ledger do, got some that protect one {unit}: no "
             "epsilon covers both. Train all steps with person_ids, or none."
         )
-    return {
-        "unit": unit,
-        "largest_rate": None if poisson is None else poisson.largest_rate,
-        "examples": None if poisson is None else poisson.examples,
-        "sampler": "batches" if poisson is None else "poisson",
+    given = {
+        "examples": None,
+        "sampler": "batches",
         "each_example_once_per_epoch": batches is not None
         and batches.each_example_once_per_epoch,
+    }
+    return {
+        **(given if poisson is None else poisson.ledger_fields),
         "private_state": not model.optimizer.public_state.is_public,
     }

@@ -110,7 +110,7 @@ def require_same_training(model, batches, epochs: int, initial_epoch: int):
             "steps_per_execution": model.steps_per_execution,
             "weights": [list(v.shape) for v in model.trainable_variables],
             "ledger": model.ledger.steps,
-            "sampler": "batches" if poisson is None else "poisson",
+            "sampler": "batches" if poisson is None else poisson.sampling,
             "examples": None if poisson is None else poisson.examples,
             "steps_per_epoch": batches.steps_per_epoch,
             "epochs": epochs,

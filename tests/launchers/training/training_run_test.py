@@ -527,6 +527,35 @@ class TestConfig:
         assert "1,000 private, 50 public, 359 test examples" in out
         assert out.splitlines()[-1].endswith("Poisson sampling, PLD")
 
+    def test_each_example_once_in_an_epoch(self, tmp_path, monkeypatch, capsys):
+        """An epoch that was interrupted counts whole, and so it is one less."""
+        config = digits_config(
+            sampling="once_per_epoch", epochs=3, accountant="pld"
+        )
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            StopAt(patch, epoch=2, step=4, stop=interrupt)
+            train(config, tmp_path)
+        assert "batches of epochs with each example" in capsys.readouterr().out
+        result = train(config, tmp_path, resume=True)
+        ledger = accounting.PrivacyLedger(tmp_path / "ledger.json")
+        assert sum(entry.epochs for entry in ledger.entries) == 3
+        assert {entry.sampler for entry in ledger.entries} == {"allocation"}
+        assert result["epochs"] == 2
+        assert result["sampling"] == "once_per_epoch"
+        assert result["epsilon"] == accounting.epsilon(
+            noise_multiplier=result["noise_multiplier"],
+            sampling_rate=1 / STEPS_PER_EPOCH,
+            steps=3 * STEPS_PER_EPOCH,
+            delta=1e-5,
+            sampling="once_per_epoch",
+        )
+        assert 2.999 < result["epsilon"] <= 3.0
+        out = capsys.readouterr().out
+        assert "ends the run after 2 of 3 epochs" in out
+        assert out.splitlines()[-1].endswith(
+            "each example once in an epoch, PLD"
+        )
+
     def test_over_all_gpus_or_else_the_cpu(self, tmp_path):
         config = digits_config(distribution="mirrored")
         result = train(config, tmp_path)
