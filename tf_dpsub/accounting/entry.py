@@ -37,16 +37,24 @@ class LedgerEntry:
     Formal guarantees: what is released is, at every step, a sum over the drawn
     examples in which each example has norm at most `l2_norm_clip`, with
     Gaussian noise of standard deviation `noise_multiplier * l2_norm_clip`.
-    `event` accounts for it, in one of three ways:
+    `event` accounts for it, in one of four ways:
 
     | sampler | each example once per epoch | event |
     |---|---|---|
     | `"poisson"` | | `steps` Poisson-sampled Gaussians |
+    | `"poisson"`, `bands` above 1 | | `ceil(steps / bands)` of them, of a rate \
+`bands` times as large |
     | `"batches"` | not stated | `steps` Gaussians |
     | `"batches"` | stated | `epochs` Gaussians |
 
     Where it is stated, but no epoch was counted, the steps count. Without noise
     the event is not private.
+
+    With bands, an example is in one of `bands` groups, of which steps take one
+    after the other: so many steps in succession draw it once at most. Of all
+    that it changes thereafter, each time that it is drawn, one Gaussian of
+    `noise_multiplier` accounts, as `primitives.carried_noise` says. Entries of
+    two runs are two: each begins a cycle.
 
     Args:
         mechanism: str, name of the mechanism, e.g. `"DPSGD"`.
@@ -77,6 +85,7 @@ class LedgerEntry:
             for a warning in the statement. Defaults to `()`.
         target: str, the (ε, δ) for which the noise was found. Defaults to `""`,
             for none.
+        bands: int, number of steps that share their noise. Defaults to 1.
 
     Raises:
         ValueError: If a field is out of its range.
@@ -97,6 +106,7 @@ class LedgerEntry:
     notes: tuple[str, ...] = ()
     uncovered: tuple[str, ...] = ()
     target: str = ""
+    bands: int = 1
 
     def __post_init__(self):
         if not self.mechanism or not isinstance(self.mechanism, str):
@@ -129,6 +139,20 @@ class LedgerEntry:
                 "Expected 1 <= batch_size <= examples, got "
                 f"batch_size={self.batch_size}, examples={self.examples}."
             )
+        if self.bands < 1 or (self.bands > 1 and self.sampler != "poisson"):
+            raise ValueError(
+                "Expected bands=1, or bands >= 1 with sampler='poisson', got "
+                f"bands={self.bands} with {self.sampler!r}: with bands, steps "
+                "must draw from groups of the examples in turn. Train by "
+                "`fit` on arrays or `PoissonBatches`."
+            )
+        if self.bands > 1 and self.bands * self.batch_size > self.examples:
+            raise ValueError(
+                "Expected bands * batch_size <= examples, got bands="
+                f"{self.bands}, batch_size={self.batch_size}, examples="
+                f"{self.examples}: a batch comes from one of so many groups. "
+                "Take fewer bands, or smaller batches."
+            )
         if self.steps < 0 or self.epochs < 0:
             raise ValueError(
                 f"Expected steps >= 0 and epochs >= 0, got {self.steps} and "
@@ -153,13 +177,15 @@ class LedgerEntry:
     def step_event(self):
         """The dp-accounting event of one step (or one epoch, where it counts).
 
+        With bands, it is that of a cycle of `bands` steps.
+
         Returns:
             A `dp_accounting.DpEvent`.
         """
-        return accountants.sampled_gaussian(
-            self._accounted_multiplier(),
-            self.sampling_rate if self.sampler == "poisson" else 1,
-        )
+        rate = 1.0
+        if self.sampler == "poisson":
+            rate = self.bands * self.batch_size / self.examples
+        return accountants.sampled_gaussian(self._accounted_multiplier(), rate)
 
     def event(self):
         """The dp-accounting event of all steps of the entry.
@@ -172,12 +198,16 @@ class LedgerEntry:
     def event_without_amplification(self):
         """`event`, if every step were a Gaussian that may use every example.
 
+        With bands, every step may use every example of its group.
+
         Returns:
             A `dp_accounting.DpEvent`.
         """
         return _repeat(
             accountants.sampled_gaussian(self._accounted_multiplier(), 1),
-            max(self.steps, self._participations()),
+            self._participations()
+            if self.bands > 1
+            else max(self.steps, self._participations()),
         )
 
     def _accounted_multiplier(self):
@@ -187,7 +217,7 @@ class LedgerEntry:
         """Number of steps that may have used the same example."""
         if self.each_example_once_per_epoch and self.epochs > 0:
             return self.epochs
-        return self.steps
+        return -(-self.steps // self.bands)
 
 
 def _repeat(event, count):

@@ -15,7 +15,7 @@ _VERSION = 1
 # Fields that ledgers of earlier versions lack, with what their steps had. The
 # optional ones are written where they differ, so that earlier versions read all
 # ledgers whose steps they know.
-_OPTIONAL_FIELDS = {"target": ""}
+_OPTIONAL_FIELDS = {"target": "", "bands": 1}
 _LATER_FIELDS = {"private_state": False, "uncovered": (), **_OPTIONAL_FIELDS}
 
 

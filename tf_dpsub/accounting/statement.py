@@ -50,11 +50,20 @@ _ATTACKS = (
     "false positives, over all (ε, δ) of the steps that were counted."
 )
 _FALSE_POSITIVE_RATES = (0.001, 0.01)
+_DRAWN = "with Poisson sampling"
 _UNAMPLIFIED = "without amplification by sampling"
 _POISSON = (
     "Poisson sampling: every step drew each of the {examples} examples "
     "independently with probability q = {rate:.4g}. An epoch's worth of steps "
     "uses about 63 % of the examples."
+)
+_CYCLIC = (
+    "Cyclic Poisson sampling: a public rule splits the {examples} examples "
+    "into {bands} groups. Steps took one group after the other, and drew each "
+    "of its examples independently with probability q = {rate:.4g}. Of the "
+    "noise of a step, the {others} following ones take a part back: each time "
+    "that an example was drawn counts with all of them, in {cycles} cycles of "
+    "{bands} steps."
 )
 _BATCHES = (
     "The batches were the user's own, so no amplification by sampling is "
@@ -117,7 +126,9 @@ def statement(
         blocks.append(_wrap(_attacks(ledger)))
     blocks += [_wrap(_mechanism(entry)) for entry in entries]
     adjacency = _ADJACENCY
-    if any(entry.sampler == "poisson" for entry in entries):
+    if any(e.sampler == "poisson" for e in entries) and all(
+        e.bands == 1 for e in entries
+    ):
         adjacency += _ADD_REMOVE
     blocks += [
         _wrap(text)
@@ -189,7 +200,7 @@ def _fault(entry):
 def _sampling(entries):
     """The kinds of sampling that ε relies on, in words."""
     ways = dict.fromkeys(
-        "with Poisson sampling"
+        ("with cyclic Poisson sampling" if entry.bands > 1 else _DRAWN)
         if entry.sampler == "poisson"
         else "with each example once in an epoch"
         if entry.each_example_once_per_epoch and entry.epochs
@@ -263,6 +274,14 @@ def _mechanism(entry):
         f"{entry.noise_multiplier:.6g}{_found(entry)}, clipping norm C = "
         f"{entry.l2_norm_clip:g} and expected batch size {entry.batch_size}. "
     )
+    if entry.bands > 1:
+        return text + _CYCLIC.format(
+            examples=entry.examples,
+            bands=entry.bands,
+            rate=entry.bands * entry.sampling_rate,
+            others=entry.bands - 1,
+            cycles=-(-entry.steps // entry.bands),
+        )
     if entry.sampler == "poisson":
         return text + _POISSON.format(
             examples=entry.examples, rate=entry.sampling_rate

@@ -19,6 +19,8 @@ from tf_dpsub.data import row_maps, row_sources
 # Probability that a draw needs more rows than the capacity. Such a draw is
 # padded to a multiple of it: this number steers speed and memory only.
 _TAIL = 1e-12
+# Of the rule that splits examples into groups: a public constant.
+_SEED_OF_GROUPS = 0
 
 
 class PoissonBatches:
@@ -78,6 +80,7 @@ class PoissonBatches:
         batch_size: int, the expected number of examples in a batch.
         sampling_rate: float, `q = batch_size / n`.
         steps_per_epoch: int, `ceil(n / batch_size)`.
+        groups: int, from how many groups steps draw, as `in_groups` says.
         seed: int or `None`, as given.
         inputs: structure of arrays, the inputs of all examples; `None` for a
             source, or where `map` makes others of them.
@@ -145,6 +148,7 @@ class PoissonBatches:
         self.batch_size = _checked_batch_size(batch_size, self.examples)
         self.sampling_rate = self.batch_size / self.examples
         self.steps_per_epoch = math.ceil(self.examples / self.batch_size)
+        self.groups, self._members = 1, None
         check_seed(seed)
         self.seed = seed
         self._iterators: dict = collections.defaultdict(itertools.count)
@@ -203,6 +207,46 @@ class PoissonBatches:
         batches._map_with(
             row_maps.RowMap.chained(self._map, function, self._gather, may_read)
         )
+        return batches
+
+    def in_groups(self, groups: int):
+        """Returns batches of which each comes from one group of the examples.
+
+        A public rule, the same each time, splits the examples into groups of
+        equal sizes, to within one. Step t of an iterator draws each example of
+        group t modulo `groups` independently with probability
+        `groups * batch_size / n`, and no other: the expected batch size stays.
+
+        Formal guarantees: of so many steps in succession, an example may be in
+        one. This is `ceil(steps / groups)` times Poisson sampling with that
+        rate. Sizes of the groups are public, as `n` is.
+
+        Args:
+            groups: int, at most `n / batch_size`.
+
+        Returns:
+            A `PoissonBatches`, as `with_inputs` says.
+
+        Raises:
+            ValueError: if there are too many groups for a batch.
+        """
+        check_count("groups", groups)
+        if groups * self.batch_size > self.examples:
+            raise ValueError(
+                f"Expected at most {self.examples // self.batch_size} groups, "
+                f"of {self.examples} examples in batches of {self.batch_size}, "
+                f"got {groups}: a batch comes from one of them. Take fewer "
+                "(`bands` of the optimizer), or smaller batches."
+            )
+        batches = copy.copy(self)
+        batches.groups, batches._members = int(groups), None
+        if groups > 1:
+            order = np.random.default_rng(_SEED_OF_GROUPS).permutation(
+                self.examples
+            )
+            batches._members = [
+                np.sort(order[g::groups]) for g in range(groups)
+            ]
         return batches
 
     def views_drawn_once(self, views: int, rows: int):
@@ -266,7 +310,7 @@ class PoissonBatches:
                 f"Expected {self.examples} inputs, got {batches.examples}."
             )
         batches._iterators = self._iterators
-        return batches
+        return batches.in_groups(self.groups)
 
     def _map_with(self, row_map):
         self._map, self.map_may_draw = row_map, row_map.may_draw
@@ -340,17 +384,37 @@ class PoissonBatches:
 
         shard_examples = len(range(index, self.examples, replicas))
         chunk = self._quantile(replicas) + 1
+        if self.groups > 1:
+            members = tf.constant(np.concatenate(self._members))
+            ends = np.cumsum([0, *map(len, self._members)])  # [groups + 1]
 
         # Neither has control flow of Python's to convert, which takes long.
         @tf.autograph.experimental.do_not_convert
         def indices(key):
             @tf.autograph.experimental.do_not_convert
             def draw(step):
-                drawn = _draw(
-                    shard_examples, self.sampling_rate, key[:2], step, chunk
-                )
+                if self.groups == 1:
+                    drawn = index + replicas * _draw(
+                        shard_examples, self.sampling_rate, key[:2], step, chunk
+                    )
+                else:
+                    begin, end = tf.unstack(
+                        tf.gather(ends, step % self.groups + [0, 1])
+                    )
+                    places = _draw(
+                        tf.cast(
+                            (end - begin - index - 1) // replicas + 1, "double"
+                        ),
+                        self._group_rate,
+                        key[:2],
+                        step,
+                        chunk,
+                    )
+                    drawn = tf.gather(
+                        members, begin + index + replicas * places
+                    )
                 # [drawn], and the source of the draws of `map`
-                return index + replicas * drawn, (key[2:], step)
+                return drawn, (key[2:], step)
 
             return tf.data.Dataset.counter(dtype=tf.int64).map(draw)
 
@@ -404,9 +468,14 @@ class PoissonBatches:
 
         return tf.data.Dataset.range(1).map(key)
 
+    @property
+    def _group_rate(self):
+        return self.groups * self.batch_size / self.examples
+
     def _quantile(self, replicas):
-        shard_examples = math.ceil(self.examples / replicas)
-        return int(stats.binom.isf(_TAIL, shard_examples, self.sampling_rate))
+        group_examples = math.ceil(self.examples / self.groups)
+        shard_examples = math.ceil(group_examples / replicas)
+        return int(stats.binom.isf(_TAIL, shard_examples, self._group_rate))
 
 
 def _draw(examples, rate, key, step, chunk):

@@ -48,6 +48,12 @@ class DPPowerSGD(DPSGD):
 
     def __init__(self, optimizer, *, rank: int, **kwargs):
         super().__init__(optimizer, **kwargs)
+        if self.banded_noise.given != 1:
+            raise ValueError(
+                f"Expected bands=1 with DPPowerSGD, got {kwargs['bands']!r}: "
+                "what is left of noise in a basis that moves cannot be taken "
+                "back by later steps. Take DPSGD."
+            )
         check_count("rank", rank)
         self._rank = int(rank)
 

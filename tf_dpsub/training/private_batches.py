@@ -13,7 +13,7 @@ from keras.src.trainers.data_adapters import array_slicing
 from tf_dpsub import accounting
 from tf_dpsub.data import given_batches, poisson_batches
 from tf_dpsub.primitives import clipping
-from tf_dpsub.training import kept_features, microbatches
+from tf_dpsub.training import banded_runs, kept_features, microbatches
 from tf_dpsub.training.views import Views
 
 # Figures of a warning are for this one.
@@ -57,6 +57,7 @@ class PrivateBatches:
         *,
         steps_per_epoch: int | None = None,
         epochs: int = 1,
+        initial_epoch: int = 0,
         views: int = 1,
         each_example_once_per_epoch: bool = False,
         keep_features: bool = False,
@@ -68,7 +69,8 @@ class PrivateBatches:
             x, y, sample_weight, steps_per_epoch, views,
                 each_example_once_per_epoch, keep_features: as for
                 `PrivateModel.fit`.
-            epochs: int, how many the run has. Defaults to `1`.
+            epochs: int, the epoch at which the run ends. Defaults to `1`.
+            initial_epoch: int, the one at which it begins. Defaults to `0`.
 
         Returns:
             A `PrivateBatches`.
@@ -78,6 +80,9 @@ class PrivateBatches:
         """
         poisson, raw_inputs = _poisson(
             model, x, y, sample_weight, views, keep_features
+        )
+        poisson = banded_runs.in_groups(
+            model.optimizer, poisson, steps_per_epoch, epochs
         )
         if each_example_once_per_epoch:
             _check_epochs(poisson, x, steps_per_epoch)
@@ -91,7 +96,7 @@ class PrivateBatches:
             return dataclasses.replace(
                 batches, each_example_once_per_epoch=True
             )
-        steps = (batches.steps_per_epoch or 0) * epochs
+        steps = (batches.steps_per_epoch or 0) * (epochs - initial_epoch)
         _warn_of_cost(x, model.optimizer, steps)
         return batches
 
