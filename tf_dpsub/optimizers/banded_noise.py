@@ -25,10 +25,18 @@ class BandedNoise:
         given: `bands`, as given.
 
     Raises:
-        ValueError: if `bands` is neither, or is to be found without a target.
+        ValueError: if `bands` is neither, is to be found without a target, or
+            if the coordinates of noise move.
     """
 
     def __init__(self, optimizer, bands: int | str):
+        if bands != 1 and not optimizer.has_fixed_coordinates:
+            raise ValueError(
+                f"Expected bands=1 with {type(optimizer).__name__}, got "
+                f"{bands!r}: later steps can take back only what is left as it "
+                "was, and here the coordinates of noise, or of what is kept of "
+                "it, change. Take DPSGD."
+            )
         if bands == "auto":
             if optimizer.target is None:
                 raise ValueError(

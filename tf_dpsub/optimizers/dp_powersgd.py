@@ -46,14 +46,10 @@ class DPPowerSGD(DPSGD):
         - [Vogels et al., 2019](https://arxiv.org/abs/1905.13727)
     """
 
+    has_fixed_coordinates = False
+
     def __init__(self, optimizer, *, rank: int, **kwargs):
         super().__init__(optimizer, **kwargs)
-        if self.banded_noise.given != 1:
-            raise ValueError(
-                f"Expected bands=1 with DPPowerSGD, got {kwargs['bands']!r}: "
-                "what is left of noise in a basis that moves cannot be taken "
-                "back by later steps. Take DPSGD."
-            )
         check_count("rank", rank)
         self._rank = int(rank)
 

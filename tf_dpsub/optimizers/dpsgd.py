@@ -71,6 +71,9 @@ class DPSGD(PrivateOptimizer):
           bands
     """
 
+    # Whether what a step adds is, at the next ones, what it was.
+    has_fixed_coordinates = True
+
     def __init__(
         self,
         optimizer,
