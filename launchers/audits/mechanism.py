@@ -57,18 +57,20 @@ def maker(name, epsilon, public, *, batch_size, sampling_rate=1.0, steps=1):
             mechanisms that follow their gradients.
         batch_size: int.
         sampling_rate: float. Defaults to `1`.
-        steps: int. Defaults to `1`.
+        steps: int. Defaults to `1`, or what bands make of one.
 
     Returns:
         Function of an inner optimizer and of the number of weights.
     """
     from tf_dpsub import accounting, optimizers, subspaces
 
+    # An example is in one step of a cycle of bands.
+    bands = METHODS[name].bands
     effective = accounting.noise_multiplier(
         epsilon=epsilon,
         delta=DELTA,
-        sampling_rate=sampling_rate,
-        steps=steps,
+        sampling_rate=min(1.0, bands * sampling_rate),
+        steps=-(-steps // bands),
         accountant="pld",
     )
     settings = {
@@ -130,7 +132,8 @@ def audited(name, sizes, infers=True, shadow_models=0):
             name,
             STEP_EPSILON,
             _random(sizes.canaries, 1),
-            batch_size=sizes.canaries,
+            # One step has them all, or one step of a cycle each of them.
+            batch_size=sizes.canaries // METHODS[name].bands,
         ),
         canaries=sizes.canaries,
         delta=DELTA,

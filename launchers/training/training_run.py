@@ -295,6 +295,7 @@ class _Run:
             examples=self._batches.examples,
             sampler="poisson",
             private_state=not optimizer.public_state.is_public,
+            bands=optimizer.bands,
         )
 
     def _bounding_accountant(self, further_steps=0):
