@@ -329,7 +329,9 @@ class _Run:
             "model": f"{config.model}, {self._model.count_params():,} "
             "parameters",
             "mechanism": f"{config.optimizer} around {config.inner_optimizer}, "
-            f"noise multiplier {optimizer.noise_multiplier:.4g}, clip "
+            f"{optimizer.bands} bands, "
+            * (optimizer.bands > 1)
+            + f"noise multiplier {optimizer.noise_multiplier:.4g}, clip "
             f"{optimizer.l2_norm_clip:g}, Poisson batches of "
             f"{optimizer.batch_size:,} expected",
             "privacy": f"ε = {epsilon:.4g} at δ = {config.delta:g} "

@@ -135,7 +135,7 @@ class TestBestBands:
         assert accounting.best_bands(*run, epsilon, 1e-5) == 4
 
     def test_it_weighs_what_bands_cost(self, monkeypatch):
-        """Noise is the multiplier times what is left; it ends where it grows."""
+        """The multiplier times what is left; the search ends as it grows."""
         multipliers = {1: 1.0, 2: 1.1, 3: 9.0}
         calls = []
 

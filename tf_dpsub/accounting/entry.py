@@ -42,8 +42,7 @@ class LedgerEntry:
     | sampler | each example once per epoch | event |
     |---|---|---|
     | `"poisson"` | | `steps` Poisson-sampled Gaussians |
-    | `"poisson"`, `bands` above 1 | | `ceil(steps / bands)` of them, of a rate \
-`bands` times as large |
+    | `"poisson"`, with bands | | one for `bands` steps, at `bands` times q |
     | `"batches"` | not stated | `steps` Gaussians |
     | `"batches"` | stated | `epochs` Gaussians |
 

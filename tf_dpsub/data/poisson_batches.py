@@ -148,7 +148,8 @@ class PoissonBatches:
         self.batch_size = _checked_batch_size(batch_size, self.examples)
         self.sampling_rate = self.batch_size / self.examples
         self.steps_per_epoch = math.ceil(self.examples / self.batch_size)
-        self.groups, self._members = 1, None
+        self.groups = 1
+        self._members: list[np.ndarray] = []
         check_seed(seed)
         self.seed = seed
         self._iterators: dict = collections.defaultdict(itertools.count)
@@ -239,7 +240,7 @@ class PoissonBatches:
                 "(`bands` of the optimizer), or smaller batches."
             )
         batches = copy.copy(self)
-        batches.groups, batches._members = int(groups), None
+        batches.groups, batches._members = int(groups), []
         if groups > 1:
             order = np.random.default_rng(_SEED_OF_GROUPS).permutation(
                 self.examples

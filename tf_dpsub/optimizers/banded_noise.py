@@ -54,7 +54,7 @@ class BandedNoise:
             bands = int(bands)
         self.given = bands
         self._optimizer = optimizer
-        self._bands = None if bands == "auto" else bands
+        self._bands = None if bands == "auto" else int(bands)
         self._steps = _STEPS
         self._carried: CarriedNoise | None = None
         self._built_ratios: tuple = ()

@@ -25,7 +25,7 @@ def message(kind: type, name: str, *_: str) -> str:
     if name == "bands":
         return (
             f"{wrong}: what later steps take back must lie in the coordinates "
-            "and units of the step that added it, which change here. Take DPSGD."
+            "and units of the step that added it, and these change. Take DPSGD."
         )
     arguments = {
         parameter
