@@ -69,6 +69,10 @@ def get_config():
     # A private optimizer around one of Keras's.
     config.optimizer = "DPSGD"
     config.optimizer_kwargs = ml_collections.ConfigDict()
+    # Number of steps of the optimizer DPSGD that share their noise: an int, or
+    # "auto", the best one for the number of examples and steps, the batch size,
+    # epsilon and delta.
+    config.bands = config_dict.placeholder(object)
     config.inner_optimizer = "SGD"
     config.inner_optimizer_kwargs = ml_collections.ConfigDict()
     config.learning_rate = 0.1

@@ -61,6 +61,7 @@ def _chosen():
 # and of public state. B-GEP is a part of GEP, on what RPDP-SGD has.
 MECHANISMS = {
     "DP-SGD": ("DPSGD", dict),
+    "DP-SGD, bands": ("DPSGD", lambda: {"bands": 2}),
     "DP-SGD, adaptive": (
         "AdaptiveDPSGD",
         lambda: {"clipped_count_stddev": 10.0},
@@ -113,6 +114,11 @@ def trained(
         dict that JSON can hold.
     """
     optimizer, arguments = MECHANISMS[name]
+    arguments = arguments()
+    # A batch is all of a group.
+    bands = arguments.get("bands", 1)
+    batch_size = EXAMPLES // bands
+    x, y = X[: bands * batch_size], Y[: bands * batch_size]
     keras.utils.set_random_seed(1)
     with strategy.scope():
         plain = keras.Sequential(
@@ -130,9 +136,9 @@ def trained(
                 keras.optimizers.SGD(RATE, momentum=0.9),
                 noise_multiplier=noise,
                 l2_norm_clip=CLIP,
-                batch_size=EXAMPLES,
+                batch_size=batch_size,
                 seed=seed,
-                **arguments(),
+                **arguments,
             ),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             metrics=["accuracy"],
@@ -140,7 +146,9 @@ def trained(
         )
     before = _flat(plain)
     validation = {"validation_data": (X, Y)} if evaluates else {}
-    history = model.fit(X, Y, epochs=epochs, verbose=0, **validation).history
+    history = model.fit(
+        x, y, epochs=epochs, steps_per_epoch=1, verbose=0, **validation
+    ).history
     results = {
         "change": (_flat(plain) - before).tolist(),
         "steps": model.ledger.steps,

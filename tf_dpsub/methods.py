@@ -18,6 +18,11 @@ class Method:
     kwargs: dict = dataclasses.field(default_factory=dict)
 
     @property
+    def bands(self) -> int:
+        """Number of steps that share their noise."""
+        return self.kwargs.get("bands", 1)
+
+    @property
     def needs_subspace(self) -> bool:
         return self.optimizer in ("ProjectedDPSGD", "GEP")
 
@@ -40,6 +45,7 @@ METHODS = {
     method.name: method
     for method in (
         Method("DP-SGD", "DPSGD"),
+        Method("DP-SGD (4 bands)", "DPSGD", {"bands": 4}),
         Method("PDP-SGD", "ProjectedDPSGD"),
         Method("PDP-SGD (ambient)", "ProjectedDPSGD", {"noise": "ambient"}),
         Method("GEP", "GEP"),

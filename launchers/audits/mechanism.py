@@ -59,18 +59,20 @@ def maker(name, epsilon, public, *, batch_size, sampling_rate=1.0, steps=1):
             mechanisms that follow their gradients.
         batch_size: int.
         sampling_rate: float. Defaults to `1`.
-        steps: int. Defaults to `1`.
+        steps: int. Defaults to `1`, or what bands make of one.
 
     Returns:
         Function of an inner optimizer and of the number of weights.
     """
     from tf_dpsub import accounting, optimizers, subspaces
 
+    # An example is in one step of a cycle of bands.
+    bands = METHODS[name].bands
     effective = accounting.noise_multiplier(
         epsilon=epsilon,
         delta=DELTA,
-        sampling_rate=sampling_rate,
-        steps=steps,
+        sampling_rate=min(1.0, bands * sampling_rate),
+        steps=-(-steps // bands),
         accountant="pld",
     )
     settings = {
@@ -127,13 +129,15 @@ def audited(name, sizes, infers=True, shadow_models=0):
     )
     findings = step.run(steps=sizes.steps, cases=sizes.cases, runs=sizes.runs)
     findings += half_precision.check_sensitivity(sizes.cases)
-    for check, rows, settings in _runs(sizes.canaries):
+    bands = METHODS[name].bands
+    for check, rows, settings in _runs(sizes.canaries, bands):
         run = auditing.audit_by_gradients(
             maker(
                 name,
                 STEP_EPSILON,
                 _random(sizes.canaries, 1),
-                batch_size=sizes.canaries * rows,
+                # One step has them all, or one step of a cycle each of them.
+                batch_size=sizes.canaries * rows // bands,
             ),
             canaries=sizes.canaries,
             delta=DELTA,
@@ -164,14 +168,18 @@ def audited(name, sizes, infers=True, shadow_models=0):
     return result
 
 
-def _runs(canaries):
+def _runs(canaries, bands):
     """The runs with canaries: examples, persons of several rows, and rates.
+
+    With bands, canaries are examples: groups have no rates of their rows.
 
     Yields:
         Name of the check, rows in a batch for each canary, and settings for
         `auditing.audit_by_gradients`.
     """
     yield "one run", 1, {}
+    if bands > 1:
+        return
     persons = {"rows_per_person": _ROWS_PER_PERSON}
     yield "one run, persons", 1, {**persons, "draws_persons": True}
     yield "one run, rows of persons", _ROWS_PER_PERSON, persons

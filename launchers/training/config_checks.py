@@ -51,12 +51,39 @@ def check(config):
             "Expected a noise_multiplier, or an epsilon to calibrate it for, "
             "got neither. Set one of them, or both: epsilon is then a budget."
         )
+    _check_bands(config)
     choose({"rdp": None, "pld": None}, config.accountant, "an accountant")
     choose(
         {"poisson": None, "once_per_epoch": None},
         config.sampling,
         "a way of sampling",
     )
+
+
+def _check_bands(config):
+    if "bands" in config.optimizer_kwargs:
+        raise ValueError(
+            "Expected no bands in optimizer_kwargs, got "
+            f"{config.optimizer_kwargs.bands!r}. Set the field `bands`."
+        )
+    if config.bands is None:
+        return
+    if config.optimizer != "DPSGD" or config.recipe is not None:
+        raise ValueError(
+            "Expected the optimizer DPSGD, without a recipe, with bands="
+            f"{config.bands!r}, got {config.optimizer} and recipe="
+            f"{config.recipe!r}. Leave bands out."
+        )
+    if config.bands == "auto":
+        if config.epsilon is None:
+            raise ValueError(
+                'Expected epsilon with bands="auto", got none: the best number '
+                "of bands depends on it. Set epsilon, or bands to a number."
+            )
+    elif not isinstance(config.bands, int) or config.bands < 1:
+        raise ValueError(
+            f'Expected bands >= 1, or "auto", got {config.bands!r}.'
+        )
 
 
 def check_data(config):

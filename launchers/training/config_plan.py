@@ -198,11 +198,12 @@ def _epsilon(config, examples):
     """The budget, or what the noise multiplier of the config spends."""
     if config.epsilon is not None:
         return config.epsilon
-    rate = min(1.0, config.batch_size / examples)
+    bands = config.bands if isinstance(config.bands, int) else 1
+    rate = min(1.0, bands * config.batch_size / examples)
     return accounting.epsilon(
         noise_multiplier=config.noise_multiplier,
         sampling_rate=rate,
-        steps=config.epochs * -(-examples // config.batch_size),
+        steps=-(-config.epochs * -(-examples // config.batch_size) // bands),
         delta=config.delta,
         accountant=config.accountant,
         sampling=config.sampling,

@@ -350,6 +350,9 @@ def private_optimizer(config, batches, subspace=None, carrier_examples=None):
     extra_arguments = _subspace_arguments(
         config, mechanism, subspace, batches
     ) | (carrier_examples or {})
+    bands = _bands(config, batches)
+    if bands > 1:
+        extra_arguments["bands"] = bands
 
     def make(**noise):
         return construct(
@@ -370,14 +373,30 @@ def private_optimizer(config, batches, subspace=None, carrier_examples=None):
     effective = accounting.noise_multiplier(
         epsilon=config.epsilon,
         delta=config.delta,
-        sampling_rate=batches.sampling_rate,
-        steps=steps,
+        sampling_rate=bands * batches.batch_size / batches.examples,
+        steps=-(-steps // bands),
         accountant=config.accountant,
         sampling=batches.sampling,
     )
     with_target = make(epsilon=config.epsilon, delta=config.delta)
     with_target.calibrate(effective)
     return make(noise_multiplier=with_target.noise_multiplier)
+
+
+def _bands(config, batches):
+    """Number of steps that share their noise."""
+    if config.bands is None:
+        return 1
+    if config.bands == "auto":
+        return accounting.best_bands(
+            batches.examples,
+            batches.batch_size,
+            config.epochs * batches.steps_per_epoch,
+            config.epsilon,
+            config.delta,
+        )
+    batches.in_groups(config.bands)
+    return config.bands
 
 
 def _subspace_arguments(config, mechanism, subspace, batches):

@@ -316,6 +316,7 @@ class _Run:
             batch_size=optimizer.batch_size,
             **self._batches.ledger_fields,
             private_state=not optimizer.public_state.is_public,
+            bands=optimizer.bands,
         )
 
     def _bounding_accountant(self, further_steps=0):
@@ -353,7 +354,9 @@ class _Run:
             "model": f"{config.model}, {self._model.count_params():,} "
             "parameters",
             "mechanism": f"{config.optimizer} around {config.inner_optimizer}, "
-            f"noise multiplier {optimizer.noise_multiplier:.4g}, clip "
+            f"{optimizer.bands} bands, "
+            * (optimizer.bands > 1)
+            + f"noise multiplier {optimizer.noise_multiplier:.4g}, clip "
             f"{optimizer.l2_norm_clip:g}, {_BATCHES[config.sampling]} of "
             f"{optimizer.batch_size:,} expected",
             "privacy": f"ε = {epsilon:.4g} at δ = {config.delta:g} "

@@ -53,6 +53,7 @@ class TestSolve:
         lines = [line.split() for line in account.table(result).splitlines()]
         assert "rows of a person, at most 3".split() in lines
         assert "rows_per_person" not in account.solve(**arguments)
+
     def test_each_example_once_in_an_epoch(self):
         run = {"noise_multiplier": 4.0, "steps": 100, "delta": 1e-5}
         result = account.solve(**run, sampling_rate=0.05)

@@ -1,7 +1,10 @@
+import types
+
 import pytest
 
 from tf_dpsub import accounting
-from tf_dpsub.planning import PlannedRun, SearchSpace, Simulation
+from tf_dpsub.accounting import banded_factorization
+from tf_dpsub.planning import PlannedRun, SearchSpace, Simulation, planner
 
 RUN = {"examples": 2000, "delta": 1e-5, "epochs": 2, "epsilon": 1.0}
 
@@ -42,3 +45,45 @@ def test_batch_sizes(monkeypatch):
     # Too few examples for any of them: all at once.
     assert list(PlannedRun(**RUN | {"examples": 100}).batch_noise()) == [100]
     assert list(PlannedRun(**RUN, batch_size=7).batch_noise()) == [7]
+
+
+class TestBandNoise:
+    def test_is_that_of_the_run(self, monkeypatch):
+        asked = []
+        monkeypatch.setattr(
+            banded_factorization,
+            "noise_of_bands",
+            lambda *run: asked.append(run) or {1: 2.0, 2: 1.0},
+        )
+        assert PlannedRun(**RUN).band_noise(300) == {1: 2.0, 2: 1.0}
+        assert asked == [(2000, 300, 14, 1.0, 1e-5)]
+
+    def test_needs_a_budget(self):
+        changes = {"epsilon": None, "noise_multiplier": 1.0, "batch_size": 9}
+        assert PlannedRun(**RUN | changes).band_noise(9) == {}
+
+    @pytest.mark.parametrize(
+        "method, noise, is_named",
+        [
+            ("DP-SGD", {1: 2.0, 4: 1.5}, True),
+            ("DP-SGD", {1: 2.0, 4: 2.5}, False),
+            ("DP-SGD", {}, False),
+            ("GEP", {1: 2.0, 4: 1.5}, False),
+        ],
+    )
+    def test_a_plan_names_the_best(self, method, noise, is_named):
+        plan = planner.Plan(
+            candidates=[],
+            batch_size=9,
+            steps=1,
+            noise_multiplier=1.0,
+            batch_noise={},
+            median_norm=1.0,
+            recommended=types.SimpleNamespace(method=method),
+        )
+        run = types.SimpleNamespace(band_noise=lambda batch_size: noise)
+        reasons = planner._with_bands(plan, run).reasons
+        assert len(reasons) == is_named
+        assert all(
+            "bands=4 of DPSGD" in r and "25 % less" in r for r in reasons
+        )

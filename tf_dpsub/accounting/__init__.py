@@ -6,6 +6,7 @@ from tf_dpsub.accounting.accountants import (
     noise_multiplier,
     steps,
 )
+from tf_dpsub.accounting.banded_factorization import best_bands
 from tf_dpsub.accounting.entry import LedgerEntry
 from tf_dpsub.accounting.ledger import PrivacyLedger
 from tf_dpsub.accounting.statement import statement
@@ -17,6 +18,7 @@ from tf_dpsub.accounting.uniform_sampling import (
 __all__ = [
     "LedgerEntry",
     "PrivacyLedger",
+    "best_bands",
     "delta",
     "epsilon",
     "noise_multiplier",

@@ -49,6 +49,7 @@ class LedgerEntry:
     | sampler | each example once per epoch | event |
     |---|---|---|
     | `"poisson"` | | `steps` Poisson-sampled Gaussians |
+    | `"poisson"`, with bands | | one for `bands` steps, at `bands` times q |
     | `"batches"` | not stated | `steps` Gaussians |
     | `"batches"` | stated | `epochs` Gaussians |
     | `"allocation"` | ensured | `epochs` random allocations |
@@ -61,6 +62,14 @@ class LedgerEntry:
     `examples` and `batch_size` count them. With `largest_rate` each example is
     drawn with a rate of its own, of which the event has the largest: for an
     example of a smaller one it is an upper bound.
+
+    With bands, an example is in one of `bands` groups, of which steps take one
+    after the other: so many steps in succession draw it once at most. Of all
+    that it changes thereafter, each time that it is drawn, one Gaussian of
+    `noise_multiplier` accounts, as `primitives.carried_noise` says. Entries of
+    two runs are two: each begins a cycle. Several rows of a person may be in
+    several groups. Together they move `C G` by at most as many sensitivities
+    as there are rows: their event is of Gaussians without sampling.
 
     Args:
         mechanism: str, name of the mechanism, e.g. `"DPSGD"`.
@@ -101,6 +110,7 @@ class LedgerEntry:
             `batch_size / examples`.
         epoch_steps: int, >= 1, number of steps of an epoch of `"allocation"`.
             Defaults to `None`, for other samplers.
+        bands: int, number of steps that share their noise. Defaults to 1.
 
     Raises:
         ValueError: If a field is out of its range.
@@ -124,6 +134,7 @@ class LedgerEntry:
     unit: str = "example"
     largest_rate: float | None = None
     epoch_steps: int | None = None
+    bands: int = 1
 
     def __post_init__(self):
         if not self.mechanism or not isinstance(self.mechanism, str):
@@ -170,6 +181,20 @@ class LedgerEntry:
                 "Expected 1 <= batch_size <= examples, got "
                 f"batch_size={self.batch_size}, examples={self.examples}."
             )
+        if self.bands < 1 or (self.bands > 1 and self.sampler != "poisson"):
+            raise ValueError(
+                "Expected bands=1, or bands >= 1 with sampler='poisson', got "
+                f"bands={self.bands} with {self.sampler!r}: with bands, steps "
+                "must draw from groups of the examples in turn. Train by "
+                "`fit` on arrays or `PoissonBatches`."
+            )
+        if self.bands > 1 and self.bands * self.batch_size > self.examples:
+            raise ValueError(
+                "Expected bands * batch_size <= examples, got bands="
+                f"{self.bands}, batch_size={self.batch_size}, examples="
+                f"{self.examples}: a batch comes from one of so many groups. "
+                "Take fewer bands, or smaller batches."
+            )
         if self.steps < 0 or self.epochs < 0:
             raise ValueError(
                 f"Expected steps >= 0 and epochs >= 0, got {self.steps} and "
@@ -199,6 +224,8 @@ class LedgerEntry:
     def step_event(self, rows_per_person: int = 1):
         """The dp-accounting event of one step (or one epoch, where it counts).
 
+        With bands, it is that of a cycle of `bands` steps.
+
         Args:
             rows_per_person: int, the most rows of one person, for the event of
                 all of them together. Defaults to `1`, that of one `unit`. It
@@ -214,10 +241,13 @@ class LedgerEntry:
                 self.epoch_steps,
                 1 if self.unit == "person" else rows_per_person,
             )
-        return self._step_event(
-            self.sampling_rate if self.sampler == "poisson" else 1,
-            rows_per_person,
-        )
+        if self.sampler == "poisson":
+            of_rows = self.unit != "person" and rows_per_person > 1
+            rate = self.bands * self.sampling_rate
+            return self._step_event(
+                1 if of_rows and self.bands > 1 else rate, rows_per_person
+            )
+        return self._step_event(1, rows_per_person)
 
     def event(self, rows_per_person: int = 1):
         """The dp-accounting event of all steps of the entry.
@@ -232,6 +262,8 @@ class LedgerEntry:
     def event_without_amplification(self, rows_per_person: int = 1):
         """`event`, if every step were a Gaussian that may use every example.
 
+        With bands, every step may use every example of its group.
+
         Args: as `step_event`.
 
         Returns:
@@ -239,7 +271,9 @@ class LedgerEntry:
         """
         return _repeat(
             self._step_event(1, rows_per_person),
-            max(self.steps, self._participations()),
+            self._participations()
+            if self.bands > 1
+            else max(self.steps, self._participations()),
         )
 
     def _step_event(self, sampling_rate, rows_per_person):
@@ -256,7 +290,7 @@ class LedgerEntry:
     def _participations(self):
         """Number of steps that may have used the same example."""
         if not (self.each_example_once_per_epoch and self.epochs > 0):
-            return self.steps
+            return -(-self.steps // self.bands)
         if self.epoch_steps is None:
             return self.epochs
         # No epoch of an allocation is longer than it says.

@@ -143,6 +143,13 @@ class PrivacyLedger:
             )
             self._write(ahead=(max(block - steps, 0), 0))
 
+    def end_entry(self):
+        """Lets the next steps begin an entry, even if it is like the last."""
+        if self._open is not None:
+            self.settle()
+            self._open = None
+            self._reserved_steps = self._reserved_epochs = 0
+
     def reserve(self, entry, steps: int, epochs: int = 0):
         """Durably records a block of steps before it runs.
 
@@ -276,6 +283,12 @@ class PrivacyLedger:
             A float.
         """
         further = dataclasses.replace(entry, steps=steps, epochs=epochs)
+        begun = self._begun_steps(entry)
+        if begun:
+            # Of those, the last cycle goes on.
+            further = dataclasses.replace(
+                entry, steps=max(0, steps - -begun % entry.bands)
+            )
         return accountants.composed_epsilon(
             [*self.events(), further.event()],
             delta=delta,
@@ -297,13 +310,15 @@ class PrivacyLedger:
             An int: epochs instead of steps where `entry` states
             `each_example_once_per_epoch`.
         """
-        return accountants.further_steps(
+        fitting = accountants.further_steps(
             entry.step_event(),
             epsilon=epsilon,
             delta=delta,
             accountant=accountant,
             spent=self.events(),
         )
+        # The rest of a cycle that has begun is paid for.
+        return entry.bands * fitting + -self._begun_steps(entry) % entry.bands
 
     def events(self, rows_per_person: int | None = None):
         """List of `dp_accounting.DpEvent`, one for each entry.
@@ -367,6 +382,13 @@ class PrivacyLedger:
             f"path={self.path!r})"
         )
 
+    def _begun_steps(self, entry):
+        """Steps of the present entry, if it has bands and goes on."""
+        segment = self._open
+        if entry.bands == 1 or segment is None or segment.described != entry:
+            return 0
+        return segment.steps
+
     def _opened(self, entry, steps, epochs):
         if operator.index(steps) < 0 or operator.index(epochs) < 0:
             raise ValueError(
@@ -416,9 +438,14 @@ class PrivacyLedger:
 
 def _extends(entry, other):
     """True if one entry can count both: epochs and single steps do not add."""
-    return entry.description == other.description and (
-        not entry.each_example_once_per_epoch
-        or (entry.epochs > 0) == (other.epochs > 0)
+    # Each run begins a cycle of its bands.
+    return (
+        entry.bands == 1
+        and entry.description == other.description
+        and (
+            not entry.each_example_once_per_epoch
+            or (entry.epochs > 0) == (other.epochs > 0)
+        )
     )
 
 

@@ -20,6 +20,7 @@ _OPTIONAL_FIELDS = {
     "unit": "example",
     "largest_rate": None,
     "epoch_steps": None,
+    "bands": 1,
 }
 _LATER_FIELDS = {"private_state": False, "uncovered": (), **_OPTIONAL_FIELDS}
 

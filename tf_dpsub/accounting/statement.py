@@ -66,6 +66,7 @@ _ATTACKS = (
     "false positives, over all (ε, δ) of the steps that were counted."
 )
 _FALSE_POSITIVE_RATES = (0.001, 0.01)
+_DRAWN = "with Poisson sampling"
 _UNAMPLIFIED = "without amplification by sampling"
 _POISSON = (
     "Poisson sampling: every step drew each of the {examples} examples "
@@ -82,6 +83,13 @@ _RATES = (
     "the {examples} examples independently, with probability {rate:.4g} at "
     "most. ε is that of the examples with this rate; others are protected "
     "better."
+_CYCLIC = (
+    "Cyclic Poisson sampling: a public rule splits the {examples} examples "
+    "into {bands} groups. Steps took one group after the other, and drew each "
+    "of its examples independently with probability q = {rate:.4g}. Of the "
+    "noise of a step, the {others} following ones take a part back: each time "
+    "that an example was drawn counts with all of them, in {cycles} cycles of "
+    "{bands} steps."
 )
 _BATCHES = (
     "The batches were the user's own, so no amplification by sampling is "
@@ -232,7 +240,7 @@ def _fault(entry):
 def _sampling(entries):
     """The kinds of sampling that ε relies on, in words."""
     ways = dict.fromkeys(
-        "with Poisson sampling"
+        ("with cyclic Poisson sampling" if entry.bands > 1 else _DRAWN)
         if entry.sampler == "poisson"
         else "with each example at one random step of an epoch"
         if entry.sampler == "allocation" and entry.epochs
@@ -281,7 +289,10 @@ def _protected(ledger, rows_per_person):
         rows = f"{rows_per_person} row" + "s" * (rows_per_person > 1)
         text = _ROWS_OF_PERSON.format(rows=rows)
         adjacency = _ADJACENCY_OF_PERSONS
-    if any(entry.sampler == "poisson" for entry in ledger.entries):
+    entries = ledger.entries
+    if any(entry.sampler == "poisson" for entry in entries) and all(
+        entry.bands == 1 for entry in entries
+    ):
         adjacency += _ADD_REMOVE
     return text, adjacency.format(units=units, unit=unit)
 
@@ -328,6 +339,14 @@ def _mechanism(entry):
         f"{entry.noise_multiplier:.6g}{_found(entry)}, clipping norm C = "
         f"{entry.l2_norm_clip:g} and expected batch size {entry.batch_size}. "
     )
+    if entry.bands > 1:
+        return text + _CYCLIC.format(
+            examples=entry.examples,
+            bands=entry.bands,
+            rate=entry.bands * entry.sampling_rate,
+            others=entry.bands - 1,
+            cycles=-(-entry.steps // entry.bands),
+        )
     if entry.sampler == "poisson":
         sampling = _PERSONS if entry.unit == "person" else _POISSON
         if entry.largest_rate is not None:

@@ -6,7 +6,7 @@ import numpy as np
 from scipy import stats
 
 from tf_dpsub import accounting
-from tf_dpsub.auditing import statistics
+from tf_dpsub.auditing import banded_steps, statistics
 from tf_dpsub.auditing.hard_batches import Climb, hard_batch, mutated
 from tf_dpsub.auditing.lower_bounds import epsilon_of_rates
 from tf_dpsub.auditing.statistics import Finding
@@ -241,6 +241,31 @@ class MechanismAudit(StepAudit):
             )
         ]
 
+    def check_groups(self, cycles: int = 20) -> list:
+        """Checks that no example is drawn again while steps share its noise.
+
+        Of batches as `fit` draws them, where an optimizer has bands.
+
+        Args:
+            cycles: int, of so many steps as there are bands. Defaults to `20`.
+
+        Returns:
+            List of one `Finding`.
+        """
+        drawn = banded_steps.drawn(self.optimizer, cycles)  # [steps, examples]
+        bands = self.optimizer.bands
+        windows = np.lib.stride_tricks.sliding_window_view(drawn, bands, 0)
+        most = int(windows.sum(-1).max())
+        return [
+            Finding(
+                check="groups",
+                passed=most <= 1,
+                value=most,
+                detail=f"Of {bands} steps in succession, an example is in "
+                f"{most} at most.",
+            )
+        ]
+
     def _claimed_epsilon(self, delta):
         """Epsilon of one step on a given batch, without sampling."""
         return accounting.epsilon(
@@ -263,4 +288,5 @@ class MechanismAudit(StepAudit):
             *self.check_sensitivity(cases),
             *self.check_epsilon(runs=runs),
             *self.check_low_bits(runs=max(1, runs // 2)),
+            *(self.check_groups() if self.optimizer.bands > 1 else ()),
         ]

@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dpsub import layers
+from tf_dpsub.auditing import banded_steps
 from tf_dpsub.optimizers import GEP, AdaptiveDPSGD
 from tf_dpsub.training.private_model import make_private
 
@@ -132,6 +133,7 @@ class StepAudit:
         self._sizes = [math.prod(shape) for shape in shapes]
         self.released_numbers = sum(self._sizes)
         self._claims = claims(self.optimizer, len(shapes))
+        self._ratios = banded_steps.ratios_of(self.optimizer)
         self._many = tf.function(self._traced_steps, autograph=False)
         self._attacks = tf.function(self._traced_attacks, autograph=False)
         self._pairs = tf.function(
@@ -175,20 +177,28 @@ class StepAudit:
         Returns:
             Float arrays `[steps, numbers]`, of what is released, in claimed
             standard deviations of the noise; and `[steps, weights]`, of the
-            gradients that follow.
+            gradients that follow. Where steps share noise, both are what
+            remains when all that is claimed to be shared is taken out.
         """
+        banded_steps.begin(self.optimizer)
         released, gradients = self._many(
             *self._arguments(batch, rows), tf.constant(steps)
         )
-        return released.numpy().astype(float) / self._stddevs(), (
-            gradients.numpy().astype(float)
-        )
+        return [
+            banded_steps.fresh(values, self._ratios)
+            for values in (
+                released.numpy().astype(float) / self._stddevs(),
+                gradients.numpy().astype(float),
+            )
+        ]
 
     def scores(self, batch: tuple, steps: int, rows: int | None = None):
         """Released sums along the direction that the last example moves them.
 
         Each step has a direction of its own: an attacker knows carriers and
-        bases, which may be new at a step.
+        bases, which may be new at a step. Where steps share noise, the attacker
+        looks at all of those that follow a step, without the example, and that
+        share noise with it.
 
         Args:
             batch: tuple of inputs and targets.
@@ -327,18 +337,27 @@ class StepAudit:
     def _traced_attacks(self, x, y, rows, steps):
         """Scores, shifts and refuted sums of steps: one trace serves both."""
         data = self._batch((x, y), rows)
+        others = self._batch((x, y), self.batch_size - 1)
         stddevs = tf.constant(self._stddevs(), tf.float32)
 
         def step():
+            banded_steps.begin(self.optimizer)
             self.optimizer.prepare()
             sums = with_it, without = self._traced_pair(x, y)
             moved = [a - b for a, b in zip(with_it, without)]
             shift = _flat(moved) / stddevs
             size = tf.norm(shift)
-            noisy = _flat(self._noisy_sums(data))
-            score = tf.reduce_sum(noisy / stddevs * shift)
+            noisy = [
+                _flat(self._noisy_sums(others if later else data))
+                for later in range(len(self._ratios))
+            ]
+            score = tf.reduce_sum(
+                banded_steps.matched(noisy, self._ratios) / stddevs * shift
+            )
             refuted = [
-                tf.math.count_nonzero(~_is_reachable(noisy, s), dtype="float32")
+                tf.math.count_nonzero(
+                    ~_is_reachable(noisy[0], s), dtype="float32"
+                )
                 for s in sums
             ]
             return (

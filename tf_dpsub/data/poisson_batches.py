@@ -19,6 +19,8 @@ from tf_dpsub.data import row_maps, row_rates, row_sources
 # Probability that a draw needs more rows than the capacity. Such a draw is
 # padded to a multiple of it: this number steers speed and memory only.
 _TAIL = 1e-12
+# Of the rule that splits examples into groups: a public constant.
+_SEED_OF_GROUPS = 0
 
 
 class PoissonBatches:
@@ -91,6 +93,7 @@ class PoissonBatches:
         largest_rate: float, the largest of `sampling_rates`, or `None`.
         unit: string, what is drawn: `"example"`.
         steps_per_epoch: int, `ceil(n / batch_size)`.
+        groups: int, from how many groups steps draw, as `in_groups` says.
         seed: int or `None`, as given.
         inputs: structure of arrays, the inputs of all examples; `None` for a
             source, or where `map` makes others of them.
@@ -181,6 +184,8 @@ class PoissonBatches:
                 sampling_rates, self.examples, self.batch_size
             )
             self.largest_rate = float(self._rates.max())
+        self.groups = 1
+        self._members: list[np.ndarray] = []
         check_seed(seed)
         self.seed = seed
         self._iterators: dict = collections.defaultdict(itertools.count)
@@ -261,6 +266,56 @@ class PoissonBatches:
         )
         return batches
 
+    def in_groups(self, groups: int):
+        """Returns batches of which each comes from one group of the examples.
+
+        A public rule, the same each time, splits the examples into groups of
+        equal sizes, to within one. Step t of an iterator draws each example of
+        group t modulo `groups` independently with probability
+        `groups * batch_size / n`, and no other: the expected batch size stays.
+
+        Formal guarantees: of so many steps in succession, an example may be in
+        one. This is `ceil(steps / groups)` times Poisson sampling with that
+        rate. Sizes of the groups are public, as `n` is.
+
+        Args:
+            groups: int, at most `n / batch_size`.
+
+        Returns:
+            A `PoissonBatches`, as `with_inputs` says.
+
+        Raises:
+            ValueError: if there are too many groups for a batch, or if more
+                than one are to be drawn from otherwise than with one rate.
+        """
+        check_count("groups", groups)
+        if groups > 1 and (
+            self.largest_rate is not None or self.sampling != "poisson"
+        ):
+            raise ValueError(
+                f"Expected one group, got {groups} (`bands` of the optimizer): "
+                "from groups examples are drawn by Poisson sampling with one "
+                "rate. Leave out sampling_rates, and sampling="
+                f'"{self.sampling}", or take bands=1.'
+            )
+        if groups * self.batch_size > self.examples:
+            raise ValueError(
+                f"Expected at most {self.examples // self.batch_size} groups, "
+                f"of {self.examples} examples in batches of {self.batch_size}, "
+                f"got {groups}: a batch comes from one of them. Take fewer "
+                "(`bands` of the optimizer), or smaller batches."
+            )
+        batches = copy.copy(self)
+        batches.groups, batches._members = int(groups), []
+        if groups > 1:
+            order = np.random.default_rng(_SEED_OF_GROUPS).permutation(
+                self.examples
+            )
+            batches._members = [
+                np.sort(order[g::groups]) for g in range(groups)
+            ]
+        return batches
+
     def views_drawn_once(self, views: int, rows: int):
         """Yields so many views of each example, as `map` makes them.
 
@@ -329,7 +384,7 @@ class PoissonBatches:
                 f"Expected {self.examples} inputs, got {batches.examples}."
             )
         batches._iterators = self._iterators
-        return batches
+        return batches.in_groups(self.groups)
 
     def _map_with(self, row_map):
         self._map, self.map_may_draw = row_map, row_map.may_draw
@@ -472,9 +527,11 @@ class PoissonBatches:
             `tf.data.Dataset`, infinite, of numbers of examples, an int64 tensor
             `[drawn]`, and of the step that they are for, an int64 scalar.
         """
-        shard_examples = len(range(index, self.examples, replicas))
         rate = self.largest_rate or self.sampling_rate
         chunk = self._quantile(replicas, rate) + 1
+        if self.groups > 1:
+            return self._draws_of_groups(index, replicas, chunk)
+        shard_examples = len(range(index, self.examples, replicas))
         shares = None
         if self._rates is not None:
             with tf.device("CPU"):
@@ -489,6 +546,31 @@ class PoissonBatches:
                 if shares is not None:
                     drawn = row_rates.kept(drawn, shares, key, step)
                 return drawn, step
+
+            return tf.data.Dataset.counter(dtype=tf.int64).map(draw)
+
+        return draws
+
+    def _draws_of_groups(self, index, replicas, chunk):
+        """As `_draws`: each step draws from the next group."""
+        rate = self.groups * self.sampling_rate
+        with tf.device("CPU"):
+            members = tf.constant(np.concatenate(self._members))
+            # [groups + 1]
+            ends = tf.constant(np.cumsum([0, *map(len, self._members)]))
+
+        def draws(key):
+            @tf.autograph.experimental.do_not_convert
+            def draw(step):
+                begin, end = tf.unstack(
+                    tf.gather(ends, step % self.groups + [0, 1])
+                )
+                shard_examples = (end - begin - index - 1) // replicas + 1
+                places = _draw(
+                    tf.cast(shard_examples, tf.float64), rate, key, step, chunk
+                )
+                places = begin + index + replicas * places
+                return tf.gather(members, places), step
 
             return tf.data.Dataset.counter(dtype=tf.int64).map(draw)
 
@@ -518,8 +600,9 @@ class PoissonBatches:
         return tf.data.Dataset.range(1).map(key)
 
     def _quantile(self, replicas, rate):
-        shard_examples = math.ceil(self.examples / replicas)
-        return int(stats.binom.isf(_TAIL, shard_examples, rate))
+        group_examples = math.ceil(self.examples / self.groups)
+        shard_examples = math.ceil(group_examples / replicas)
+        return int(stats.binom.isf(_TAIL, shard_examples, rate * self.groups))
 
 
 def _draw(examples, rate, key, step, chunk):

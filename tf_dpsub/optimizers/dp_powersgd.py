@@ -46,6 +46,8 @@ class DPPowerSGD(DPSGD):
         - [Vogels et al., 2019](https://arxiv.org/abs/1905.13727)
     """
 
+    has_fixed_coordinates = False
+
     def __init__(self, optimizer, *, rank: int, **kwargs):
         super().__init__(optimizer, **kwargs)
         check_count("rank", rank)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import keras
 
 from tf_dpsub.optimizers import layer_clips as clips_of_layers
+from tf_dpsub.optimizers.banded_noise import BandedNoise
 from tf_dpsub.optimizers.private_optimizer import PrivateOptimizer
 from tf_dpsub.primitives.clipping import clipped_sum
 from tf_dpsub.primitives.release import Release
@@ -30,6 +31,15 @@ class DPSGD(PrivateOptimizer):
     clipped alone; the whole moves by at most `sqrt(sum of C_l^2) = C`, and the
     noise is that of `C` in all weights, so that the event is the same.
 
+    With `bands` above 1, each step has the noise `w = C^-1 z` of
+    `tf_dpsub.primitives.carried_noise.CarriedNoise`, which the next
+    `bands - 1` steps take back in part. `fit` then draws each batch from one of
+    `bands` public groups of the examples, in turn, with a probability of
+    `bands * batch_size / n`: an example is in at most one of `bands` steps. A
+    cycle of so many steps is accounted for by one Gaussian event of multiplier
+    `sigma`, under this sampling: fresh noise has a standard deviation of
+    `sigma` times the norm by which one example moves all steps of its cycle.
+
     Args: as `PrivateOptimizer`.
         l2_norm_clip: float; or dict, a clip for each layer by its name, where
             a layer stands for all layers in it: `C` is the root of the sum of
@@ -38,6 +48,11 @@ class DPSGD(PrivateOptimizer):
             have weights: `"equal"`, or `"size"`, in proportion to the roots of
             the numbers of weights, such that squares add up. Defaults to
             `None`: gradients are clipped as a whole.
+        bands: int, the number of steps that share their noise; the noise of
+            the last `bands - 1` steps is kept in memory, 8 bytes for each
+            weight and step. `"auto"`: the number with the least noise for the
+            number of examples and steps, `batch_size`, `epsilon` and `delta`,
+            which `fit` finds. Defaults to `1`, independent noise.
 
     Example:
 
@@ -52,7 +67,12 @@ class DPSGD(PrivateOptimizer):
         - [Abadi et al., 2016](https://arxiv.org/abs/1607.00133)
         - [McMahan et al., 2018](https://arxiv.org/abs/1710.06963), on a clip
           for each layer
+        - [Choquette-Choo et al., 2023](https://arxiv.org/abs/2306.08153), on
+          bands
     """
+
+    # Whether what a step adds is, at the next ones, what it was.
+    has_fixed_coordinates = True
 
     def __init__(
         self,
@@ -60,6 +80,7 @@ class DPSGD(PrivateOptimizer):
         *,
         l2_norm_clip,
         layer_clips: str | None = None,
+        bands: int | str = 1,
         **kwargs,
     ):
         given = None
@@ -78,6 +99,17 @@ class DPSGD(PrivateOptimizer):
         self._given_clips = given
         self._layer_clips = layer_clips
         self._groups = None
+        self._banded = BandedNoise(self, bands)
+
+    @property
+    def bands(self) -> int:
+        """Number of steps that share their noise."""
+        return self._banded.bands
+
+    @property
+    def banded_noise(self) -> BandedNoise:
+        """The noise of a run, with bands or without."""
+        return self._banded
 
     layer_clips = property(lambda self: self._layer_clips)
 
@@ -96,6 +128,8 @@ class DPSGD(PrivateOptimizer):
             text += f", with clips of layers ({clips})"
         elif self.layer_clips is not None:
             text += f", with clips of layers ({self.layer_clips} shares of C)"
+        if self.bands > 1:
+            text += f", with {self.bands} bands of noise"
         return text
 
     def build_for(self, model):
@@ -109,6 +143,7 @@ class DPSGD(PrivateOptimizer):
                 model.model, variables, self.layer_clips, self.l2_norm_clip
             )
         super().build_for(model)
+        self._banded.build_for(model)
 
     def sum_shapes(self):
         return [v.shape for v in self.per_example_variables]
@@ -153,11 +188,25 @@ class DPSGD(PrivateOptimizer):
             )
         ]
 
+    def add_noise(self, key, sums, dtype):
+        if self.bands == 1:
+            return super().add_noise(key, sums, dtype)
+        return self._banded.noisy(key, sums, self._noises(sums), dtype)
+
+    def _noises(self, sums):
+        if self.bands == 1:
+            return super()._noises(sums)
+        return self._banded.grid_noises(sums)
+
     def privatize(self, noisy_sums):
         return [s / self.batch_size for s in noisy_sums]
 
     def get_config(self):
-        config = {**super().get_config(), "layer_clips": self.layer_clips}
+        config = {
+            **super().get_config(),
+            "layer_clips": self.layer_clips,
+            "bands": self._banded.given,
+        }
         if self._given_clips is not None:
             config["l2_norm_clip"] = dict(self._given_clips)
         return config

@@ -106,6 +106,7 @@ class PrivateOptimizer(OptimizerWrapper, abc.ABC):
         self.secure_noise = bool(secure_noise)
         self._public_state = PublicState()
 
+    bands = property(lambda self: 1)  # steps that share their noise
     # Public, and frozen: the ledger has recorded them.
     noise_multiplier = property(lambda self: self._noise_setting.multiplier)
     target = property(lambda self: self._noise_setting.target)

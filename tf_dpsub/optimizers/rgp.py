@@ -116,6 +116,7 @@ class RGP(DPSGD):
             allow_private=allow_private,
         )
 
+    has_fixed_coordinates = False
     carriers = property(lambda self: self.public_state.carriers)
     warmup_steps = property(lambda self: self.public_state.warmup_steps)
     power_iterations = property(lambda self: self.public_state.power_iterations)

@@ -22,6 +22,11 @@ def message(kind: type, name: str, *_: str) -> str:
         return f"{wrong}: give it to the inner optimizer."
     if name in ("num_microbatches", "gradient_accumulation_steps"):
         return f"{wrong}: leave it out, each example is clipped alone."
+    if name == "bands":
+        return (
+            f"{wrong}: what later steps take back must lie in the coordinates "
+            "and units of the step that added it, and these change. Take DPSGD."
+        )
     arguments = {
         parameter
         for parent in kind.__mro__

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from tf_dpsub import accounting
+from tf_dpsub.accounting import banded_factorization
 from tf_dpsub.checks import check_choice, check_count, check_fraction
 from tf_dpsub.methods import PLANNED
 
@@ -97,6 +98,23 @@ class PlannedRun:
             / (size * math.sqrt(self.steps(size)))
             for size in sizes or [self.examples]
         }
+
+    def band_noise(self, batch_size: int) -> dict[int, float]:
+        """Noise in the weights over the run, for numbers of bands of `DPSGD`.
+
+        Returns:
+            dict, as of `banded_factorization.noise_of_bands`; empty where the
+            noise multiplier is given.
+        """
+        if self.epsilon is None:
+            return {}
+        return banded_factorization.noise_of_bands(
+            self.examples,
+            min(batch_size, self.examples),
+            self.steps(batch_size),
+            self.epsilon,
+            self.delta,
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

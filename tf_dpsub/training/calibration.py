@@ -20,6 +20,7 @@ _SAME = (
     "batch_size",
     "examples",
     "sampler",
+    "bands",
     "each_example_once_per_epoch",
     "epoch_steps",
     "private_state",

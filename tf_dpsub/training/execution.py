@@ -34,6 +34,7 @@ def train_function(model):
     def run_steps(iterator):
         run = model.current_run
         run.require_noise(multiplier)
+        run.take_from(iterator)
         count = run.steps_at_once(model.steps_per_execution)
         if count == 0:
             model.stop_training = True

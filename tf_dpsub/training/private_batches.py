@@ -19,7 +19,7 @@ from tf_dpsub.data import (
     poisson_batches,
 )
 from tf_dpsub.primitives import clipping
-from tf_dpsub.training import kept_features, microbatches
+from tf_dpsub.training import banded_runs, kept_features, microbatches
 from tf_dpsub.training.views import Views
 
 # Figures of a warning are for this one.
@@ -64,6 +64,7 @@ class PrivateBatches:
         *,
         steps_per_epoch: int | None = None,
         epochs: int = 1,
+        initial_epoch: int = 0,
         views: int = 1,
         each_example_once_per_epoch: bool = False,
         keep_features: bool = False,
@@ -79,7 +80,8 @@ class PrivateBatches:
                 each_example_once_per_epoch, keep_features, person_ids,
                 rows_per_person_per_step, sampling: as for
                 `PrivateModel.fit`.
-            epochs: int, how many the run has. Defaults to `1`.
+            epochs: int, the epoch at which the run ends. Defaults to `1`.
+            initial_epoch: int, the one at which it begins. Defaults to `0`.
 
         Returns:
             A `PrivateBatches`.
@@ -98,6 +100,9 @@ class PrivateBatches:
                 poisson, person_ids, rows_per_person_per_step or 1
             )
             views = poisson.rows_per_step
+        poisson = banded_runs.in_groups(
+            model.optimizer, poisson, steps_per_epoch, epochs
+        )
         _check_whole_epochs(poisson, steps_per_epoch)
         if poisson is not None:
             batches = cls.drawn(model, poisson, steps_per_epoch, views)
@@ -109,7 +114,7 @@ class PrivateBatches:
             return dataclasses.replace(
                 batches, each_example_once_per_epoch=True
             )
-        steps = (batches.steps_per_epoch or 0) * epochs
+        steps = (batches.steps_per_epoch or 0) * (epochs - initial_epoch)
         _warn_of_cost(x, model.optimizer, steps)
         return batches
 

@@ -54,6 +54,7 @@ class Run:
         self.optimizer = model.optimizer
         self.observer: Callable | None = None
         self._model = model
+        self._iterator: object = None
         self._limit: int | None = None
         self._epoch_limit: float = math.inf
         self._epochs_begun = 0
@@ -124,6 +125,20 @@ class Run:
         if self._limit is not None:
             bounds.append(self._limit)
         return min(bounds)
+
+    def take_from(self, iterator):
+        """Called with the iterator of batches, before any is taken.
+
+        With bands, batches of an iterator come from one group after the other,
+        and share noise: a new one begins an entry, and the noise anew.
+        """
+        if self.entry.bands > 1 and iterator is not self._iterator:
+            if self._iterator is not None:
+                # The target was looked at for the cycles of the first.
+                self._ledger_steps = None
+            self._iterator = iterator
+            self._model.ledger.end_entry()
+            self.optimizer.banded_noise.forget()
 
     def charge(self, steps: int):
         """Records steps in the ledger, before they run."""
@@ -264,6 +279,8 @@ class Run:
             model.make_train_function(force=True)
         model._carried_ledger.end_run()
         model.ledger.settle()
+        if self.entry.bands > 1:
+            model.ledger.end_entry()
 
 
 def require_none(model):
@@ -371,5 +388,6 @@ def sampling_of(model, batches=None) -> dict:
     }
     return {
         **(given if poisson is None else poisson.ledger_fields),
+        "bands": model.optimizer.bands,
         "private_state": not model.optimizer.public_state.is_public,
     }
