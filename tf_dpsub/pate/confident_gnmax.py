@@ -380,6 +380,13 @@ class ConfidentGNMax:
         if self._private_rdp is None:
             return
         orders = accountants.RDP_ORDERS
-        checks = check_rdp(counts, self.threshold, self.threshold_noise, orders)
-        answers = answer_rdp(counts[answered], self.noise, orders)
-        self._private_rdp = self._private_rdp + checks.sum(0) + answers.sum(0)
+        # Equal counts cost the same: they are computed once.
+        checked, times = np.unique(counts, axis=0, return_counts=True)
+        self._private_rdp = self._private_rdp + times @ check_rdp(
+            checked, self.threshold, self.threshold_noise, orders
+        )
+        if len(answered):
+            checked, times = np.unique(
+                counts[answered], axis=0, return_counts=True
+            )
+            self._private_rdp += times @ answer_rdp(checked, self.noise, orders)
