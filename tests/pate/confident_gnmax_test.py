@@ -45,9 +45,7 @@ VOTES = np.array(
 
 
 def test_with_little_noise_it_is_the_majority():
-    np.testing.assert_array_equal(
-        small().aggregate(VOTES), [2, -1, 1, 0, -1]
-    )
+    np.testing.assert_array_equal(small().aggregate(VOTES), [2, -1, 1, 0, -1])
 
 
 def test_the_first_that_pass_are_answered():
@@ -130,9 +128,7 @@ def test_calls_compose_with_what_the_ledger_holds():
     aggregator = small(threshold_noise=20.0, noise=20.0)
     aggregator.aggregate(VOTES)
     first = aggregator.ledger.epsilon(1e-5)
-    other = small(
-        threshold_noise=20.0, noise=20.0, ledger=aggregator.ledger
-    )
+    other = small(threshold_noise=20.0, noise=20.0, ledger=aggregator.ledger)
     other.aggregate(VOTES)
     assert [e.steps for e in aggregator.ledger.entries] == [5, 5, 5, 5]
     mu = math.sqrt(2 * (5 + 2 * 5)) / 20

@@ -103,8 +103,7 @@ def test_no_neighbour_diverges_further(counts):
     # The theorem is about the votes that were cast, in the first place.
     mine = [
         max(
-            divergence(exact, outcomes(n, noise), a)
-            for n in neighbours(counts)
+            divergence(exact, outcomes(n, noise), a) for n in neighbours(counts)
         )
         for a in orders
     ]
@@ -115,9 +114,7 @@ def test_no_neighbour_diverges_further(counts):
 @pytest.mark.parametrize("largest", [0, 15, 20, 30, 60])
 def test_no_neighbour_of_a_check_diverges_further(largest):
     orders, noise, threshold = (1.5, 2.0, 4.0, 9.0), 4.0, 20.0
-    (bound,) = check_rdp(
-        np.array([[largest, 0]]), threshold, noise, orders
-    )
+    (bound,) = check_rdp(np.array([[largest, 0]]), threshold, noise, orders)
 
     def passes(count):
         tails = stats.norm.sf, stats.norm.cdf

@@ -85,9 +85,7 @@ class VoteAudit:
         for case in range(cases):
             dtype = (np.int8, np.uint8, np.int64, np.uint64)[case % 4]
             limits = np.iinfo(dtype)
-            hard = np.array(
-                [limits.min, limits.max, 0, 1, 2, 3, 4, 127], dtype
-            )
+            hard = np.array([limits.min, limits.max, 0, 1, 2, 3, 4, 127], dtype)
             votes = generator.integers(0, 4, (8, 9)).astype(dtype)
             pair = []
             for _ in range(2):
