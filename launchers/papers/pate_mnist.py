@@ -26,7 +26,7 @@ _TEACHERS, _THRESHOLD, _THRESHOLD_NOISE, _NOISE = 250, 200, 150, 40
 _QUERIES, _ANSWERS = 640, 286
 # The first images of the test split are public, the others test the student.
 _PUBLIC = 9000
-_STUDENT_STEPS = 2000
+_STUDENT_STEPS = 1200
 _REGULARIZATION = 0.01
 _CHUNK = 500
 

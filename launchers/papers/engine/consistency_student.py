@@ -14,11 +14,12 @@ _LABELLED, _UNLABELLED = 32, 160
 _CONFIDENCE = 0.95
 _LEARNING_RATE = 2e-3
 _MOMENTUM = 0.99
-# Pixels of shift, radians of rotation and of shear, logarithm of scale.
-_WEAK = (2.0, 0.1, 0.05)
-_OF_LABELLED = (2.0, 0.2, 0.1)
-_STRONG = (3.0, 0.35, 0.2)
-_CUT = 10
+# Shift as a share of the side, radians of rotation and of shear, logarithm of
+# scale.
+_WEAK = (0.07, 0.1, 0.05)
+_OF_LABELLED = (0.07, 0.2, 0.1)
+_STRONG = (0.11, 0.35, 0.2)
+_CUT = 0.36
 
 
 def train(x_labelled, labels, x_unlabelled, classes, *, steps, seed):
@@ -118,10 +119,10 @@ def _changed(images, shift, angle, log_scale):
     transforms = [
         a,
         b,
-        x - a * x - b * y + drawn(shift),
+        x - a * x - b * y + drawn(shift * width),
         c,
         d,
-        y - c * x - d * y + drawn(shift),
+        y - c * x - d * y + drawn(shift * height),
         tf.zeros([count]),
         tf.zeros([count]),
     ]
@@ -141,7 +142,7 @@ def _cut(images):
     for size in images.shape[1:3]:
         centre = tf.random.uniform([len(images), 1], 0, size)
         places = tf.range(size, dtype=tf.float32)[None]
-        inside.append(tf.abs(places - centre) < _CUT / 2)
+        inside.append(tf.abs(places - centre) < _CUT * size / 2)
     rows, columns = inside
     square = rows[:, :, None] & columns[:, None]
     return tf.where(square[..., None], 0.0, images)
