@@ -100,7 +100,7 @@ def test_no_neighbour_diverges_further(counts):
         )
         for a in orders
     ]
-    # The theorem is about the votes that were cast, in the first place.
+    # The theorem bounds the divergence of the votes that were cast from others.
     mine = [
         max(
             divergence(exact, outcomes(n, noise), a) for n in neighbours(counts)

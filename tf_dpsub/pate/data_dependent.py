@@ -44,7 +44,7 @@ def answer_rdp(counts, noise: float, orders):
 
     Formal guarantees: nothing is released, and the result is private. It is at
     most `order / noise**2`, which holds whatever the votes are, and bounds the
-    divergence between the noisy argmax of these votes and that of any votes of
+    divergence of the noisy argmax of these votes from that of any votes of
     which one has changed.
 
     Args:

@@ -1,5 +1,6 @@
 """PATE on a few of scikit-learn's digits."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -72,8 +73,6 @@ def test_teachers_vote_better_than_one_of_them(small, images):
 
 def test_one_example_changes_one_teacher(small, images):
     """Its replacement by an empty one: the votes of the others are the same."""
-    import dataclasses
-
     private, labels = images.private.copy(), images.private_labels.copy()
     private[17], labels[17] = 0, (labels[17] + 1) % 10
     other = dataclasses.replace(images, private=private, private_labels=labels)
