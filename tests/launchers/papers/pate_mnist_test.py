@@ -154,7 +154,7 @@ def test_student_learns_from_few_labels(images, monkeypatch):
         images.public_labels[labelled],
         images.public[:300],
         10,
-        steps=60,
+        steps=35,
         seed=0,
     )
     outputs = student.predict(images.public[60:], verbose=0)
