@@ -86,10 +86,10 @@ def announcement(names, sizes, infers, shadow_models):
         f"δ = {mechanism.DELTA:g}, of a step",
     }
     if infers:
-        trained = (len(names) + 1) * (1 + shadow_models)
+        kinds = len(set(names) - {mechanism.PATE}) + 1
         lines["membership"] = (
-            f"{trained} models on digits, the private ones with ε = "
-            f"{mechanism.RUN_EPSILON:g}, and one in {len(names) + 1} not "
+            f"{kinds * (1 + shadow_models)} models on digits, the private ones "
+            f"with ε = {mechanism.RUN_EPSILON:g}, and one in {kinds} not "
             "private"
         )
     return "\n".join(f"{name:<10} {text}" for name, text in lines.items())
@@ -154,11 +154,15 @@ def markdown(results, plain, command, sampler=None):
     for result in results:
         value = {f["check"]: f["value"] for f in result["findings"]}
         movement = max(v for c, v in value.items() if "sensitivity" in c)
+        # Where labels alone are released, neither attack has anything to see.
+        low_bits, one_run = (
+            f"{value[check]:.2f}" if check in value else ""
+            for check in ("low bits", "one run")
+        )
         lines.append(
             f"| {result['mechanism']} | {value['variance']:.3f} | "
-            f"{movement:.6f} | {value['epsilon']:.2f} | "
-            f"{value['low bits']:.2f} | {value['one run']:.2f} |"
-            + _shares(attacks, result.get("membership"))
+            f"{movement:.6f} | {value['epsilon']:.2f} | {low_bits} | "
+            f"{one_run} |" + _shares(attacks, result.get("membership"))
         )
     if plain is not None:
         shares = _shares(attacks, dataclasses.asdict(plain))
@@ -179,6 +183,8 @@ def markdown(results, plain, command, sampler=None):
 
 def _shares(attacks, results):
     """Cells of the table, one for each attack."""
+    if results is None:
+        return " |" * len(attacks)
     cells = ""
     for key in attacks:
         low, high = results[key]["interval"]
@@ -201,7 +207,9 @@ def draw(results):
         ("one run", -0.18, figures.ORANGE),
     ):
         bounds = [
-            next(f["value"] for f in r["findings"] if f["check"] == check)
+            next(
+                (f["value"] for f in r["findings"] if f["check"] == check), 0.0
+            )
             for r in results
         ]
         label = {"epsilon": "one step, many runs", "one run": "one run"}[check]

@@ -20,6 +20,7 @@ _MODULES = (
     "layers",
     "models",
     "optimizers",
+    "pate",
     "planning",
     "subspaces",
 )

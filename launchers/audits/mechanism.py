@@ -19,7 +19,8 @@ _PUBLIC = 8
 _ROWS_PER_PERSON = 4
 # Budget of whole training runs on digits.
 RUN_EPSILON = 8.0
-NAMES = tuple(METHODS)
+PATE = "PATE"
+NAMES = (*METHODS, PATE)
 # Arguments that the audit chooses.
 _KWARGS = {
     "RGP": {"warmup_steps": 5},
@@ -53,7 +54,7 @@ def maker(name, epsilon, public, *, batch_size, sampling_rate=1.0, steps=1):
     """Returns a function that makes an optimizer calibrated to a budget.
 
     Args:
-        name: string, one of `NAMES`.
+        name: string, one of `METHODS`.
         epsilon: float, the budget.
         public: pair of arrays, inputs and targets of public examples, for
             mechanisms that follow their gradients.
@@ -112,6 +113,8 @@ def audited(name, sizes, infers=True, shadow_models=0):
     from tf_dpsub import auditing
     from tf_dpsub.auditing import step_audit
 
+    if name == PATE:
+        return _audited_votes(sizes)
     began = time.monotonic()
     has_carriers = METHODS[name].needs_carriers
     step, half_precision = (
@@ -187,6 +190,23 @@ def _runs(canaries, bands):
     yield "one run, rates", 1, {"sampling_rates": rates}
 
 
+def _audited_votes(sizes):
+    """Audits PATE, which releases votes instead of gradients."""
+    from tf_dpsub import auditing, pate
+
+    began = time.monotonic()
+    findings = auditing.VoteAudit(pate.ConfidentGNMax).run(
+        queries=4 * sizes.steps, cases=sizes.cases, runs=sizes.runs
+    )
+    return {
+        "mechanism": PATE,
+        "claimed_epsilon": STEP_EPSILON,
+        "findings": [dataclasses.asdict(f) for f in findings],
+        "passed": all(f.passed for f in findings),
+        "seconds": time.monotonic() - began,
+    }
+
+
 def _random(inputs, targets):
     """A few random examples, of so many inputs and targets."""
     generator = np.random.default_rng(0)
@@ -200,7 +220,7 @@ def attacked(name=None, shadow_models=0):
     """Attacks a model trained on digits with ε = 8 by membership inference.
 
     Args:
-        name: string, one of `NAMES`; None for training that is not private.
+        name: string, one of `METHODS`; None for training that is not private.
         shadow_models: int. Defaults to `0`.
 
     Returns:

@@ -5,6 +5,7 @@ import dataclasses
 from tf_dpsub.launchers.papers import digits, gep, pdp, rgp
 from tf_dpsub.launchers.papers.accuracy_by_epsilon import AccuracyByEpsilon
 from tf_dpsub.launchers.papers.geometric_median import GeometricMedian
+from tf_dpsub.launchers.papers.pate_mnist import PateMnist
 from tf_dpsub.launchers.papers.plan_ranking import PlanRanking
 
 # Functions that build a `trials.Experiment` from `Inputs`. The first line of
@@ -39,7 +40,12 @@ EXPERIMENTS = {
 # a method that runs these points.
 STUDIES = {
     study.name: study
-    for study in (AccuracyByEpsilon(), GeometricMedian(), PlanRanking())
+    for study in (
+        AccuracyByEpsilon(),
+        GeometricMedian(),
+        PateMnist(),
+        PlanRanking(),
+    )
 }
 
 

@@ -234,7 +234,7 @@ class LedgerEntry:
         Returns:
             A `dp_accounting.DpEvent`.
         """
-        if self.sampler == "allocation":
+        if self.epoch_steps is not None:
             check_count("rows_per_person", rows_per_person)
             return accountants.allocated_gaussian(
                 self._accounted_multiplier(),

@@ -83,6 +83,7 @@ _RATES = (
     "the {examples} examples independently, with probability {rate:.4g} at "
     "most. ε is that of the examples with this rate; others are protected "
     "better."
+)
 _CYCLIC = (
     "Cyclic Poisson sampling: a public rule splits the {examples} examples "
     "into {bands} groups. Steps took one group after the other, and drew each "
@@ -107,6 +108,32 @@ _ALLOCATION = (
 _ONCE = (
     " The user states that each example is at most once in an epoch; {epochs} "
     "epochs were begun."
+)
+
+# Of entries that release votes of teachers, by their mechanisms.
+_VOTES = {
+    "PATE check": (
+        "{steps} checks with noise of standard deviation {stddev:.6g} votes on "
+        "the largest count of a query, which one teacher moves by at most 1. "
+    ),
+    "PATE answer": (
+        "{steps} answers with noise of standard deviation {stddev:.6g} votes "
+        "on each count of a query, which one teacher moves by at most √2 in "
+        "norm. They were stated beforehand, and all of them count, given or "
+        "not. "
+    ),
+}
+_PARTS = (
+    "Assumed: each of the {examples} examples is in the part of one teacher, "
+    "decided by its place alone; and a teacher depends on its own part, public "
+    "data and random numbers of its own."
+)
+_COVERED_ANSWERS = (
+    "Covered: the answers to all queries, and whatever is computed from them "
+    "and from public data alone, such as a student. Not covered: the teachers, "
+    "their votes, and anything chosen by looking at private results, such as "
+    "the threshold, the noise, the number of queries, or how teachers are "
+    "trained."
 )
 
 
@@ -170,7 +197,7 @@ def statement(
         _wrap(text)
         for text in (
             *_protected(ledger, rows),
-            _COVERED,
+            *_covered(entries),
             _SINCE,
             _public(entries),
         )
@@ -333,7 +360,23 @@ def _attacks(events, is_of_persons):
     )
 
 
+def _covered(entries):
+    """Paragraphs on what ε covers: weights, answers, or both."""
+    answers = [entry.mechanism in _VOTES for entry in entries]
+    if not all(answers) or not answers:
+        yield _COVERED
+    if any(answers):
+        yield _COVERED_ANSWERS
+
+
 def _mechanism(entry):
+    if entry.mechanism in _VOTES:
+        text = (_VOTES[entry.mechanism] + _PARTS).format(
+            steps=entry.steps,
+            stddev=entry.noise_multiplier * entry.l2_norm_clip,
+            examples=entry.examples,
+        )
+        return f"{entry.mechanism}: {text}"
     text = (
         f"{entry.mechanism}: {entry.steps} steps with noise multiplier σ = "
         f"{entry.noise_multiplier:.6g}{_found(entry)}, clipping norm C = "

@@ -21,6 +21,7 @@ from tf_dpsub.auditing.membership import (
 )
 from tf_dpsub.auditing.statistics import Finding
 from tf_dpsub.auditing.step_audit import Claim, claims
+from tf_dpsub.auditing.votes import VoteAudit
 
 __all__ = [
     "Claim",
@@ -28,6 +29,7 @@ __all__ = [
     "MechanismAudit",
     "Membership",
     "OneRun",
+    "VoteAudit",
     "attack_features",
     "audit_by_gradients",
     "audit_one_run",
