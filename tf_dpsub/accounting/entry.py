@@ -11,6 +11,9 @@ from tf_dpsub.checks import check_choice, check_noise_multiplier, check_positive
 
 SAMPLERS = ("poisson", "batches")
 
+# The mechanism that releases metrics of private rows.
+VALIDATION = "PrivateValidation"
+
 
 def _plain_flag(value):
     if value not in (True, False):
@@ -144,6 +147,11 @@ class LedgerEntry:
         if self.examples is None:
             return None
         return self.batch_size / self.examples
+
+    @property
+    def is_validation(self) -> bool:
+        """True if its steps release metrics: they train nothing."""
+        return self.mechanism == VALIDATION
 
     @property
     def description(self):

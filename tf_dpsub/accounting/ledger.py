@@ -83,14 +83,14 @@ class PrivacyLedger:
         entries = []
         for segment in self._segments:
             entry = segment.entry()
-            if entries and _extends(entries[-1], entry):
-                entry = dataclasses.replace(
+            place = _place_of_same(entries, entry)
+            if place is not None:
+                entries[place] = dataclasses.replace(
                     entry,
-                    steps=entries[-1].steps + entry.steps,
-                    epochs=entries[-1].epochs + entry.epochs,
+                    steps=entries[place].steps + entry.steps,
+                    epochs=entries[place].epochs + entry.epochs,
                 )
-                entries.pop()
-            if entry.steps or entry.epochs:
+            elif entry.steps or entry.epochs:
                 entries.append(entry)
         return tuple(entries)
 
@@ -239,6 +239,7 @@ class PrivacyLedger:
         delta: float,
         epochs: int = 0,
         accountant: str = "pld",
+        beside=(),
     ) -> float:
         """Epsilon that would be spent after further steps.
 
@@ -248,19 +249,27 @@ class PrivacyLedger:
             delta: float in (0, 1).
             epochs: int, number of further epochs. Defaults to 0.
             accountant: str, `"rdp"` or `"pld"`. Defaults to `"pld"`.
+            beside: iterable of `LedgerEntry` with counts, what else would run.
+                Defaults to nothing.
 
         Returns:
             A float.
         """
         further = dataclasses.replace(entry, steps=steps, epochs=epochs)
         return accountants.composed_epsilon(
-            [*self.events(), further.event()],
+            [*self.events(), *(e.event() for e in beside), further.event()],
             delta=delta,
             accountant=accountant,
         )
 
     def steps_within(
-        self, entry, *, epsilon: float, delta: float, accountant: str = "pld"
+        self,
+        entry,
+        *,
+        epsilon: float,
+        delta: float,
+        accountant: str = "pld",
+        beside=(),
     ) -> int:
         """Number of further steps that keep a budget.
 
@@ -269,6 +278,7 @@ class PrivacyLedger:
             epsilon: float, > 0, the whole budget, of which a part may be spent.
             delta: float in (0, 1).
             accountant: str, `"rdp"` or `"pld"`. Defaults to `"pld"`.
+            beside: iterable of `LedgerEntry`, as for `epsilon_after`.
 
         Returns:
             An int: epochs instead of steps where `entry` states
@@ -279,7 +289,7 @@ class PrivacyLedger:
             epsilon=epsilon,
             delta=delta,
             accountant=accountant,
-            spent=self.events(),
+            spent=[*self.events(), *(e.event() for e in beside)],
         )
 
     def events(self):
@@ -367,6 +377,20 @@ class PrivacyLedger:
         self._reserved_steps = self._reserved_epochs = 0
         self._file.write(self._segments_with(ahead))
         self._reserved_steps, self._reserved_epochs = ahead
+
+
+def _place_of_same(entries, entry):
+    """Index of the entry that can count another one too, None without one.
+
+    Steps between which metrics were released are one entry, and so are the
+    releases.
+    """
+    for place in reversed(range(len(entries))):
+        if _extends(entries[place], entry):
+            return place
+        if entries[place].is_validation == entry.is_validation:
+            return None
+    return None
 
 
 def _extends(entry, other):

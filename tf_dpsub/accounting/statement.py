@@ -63,6 +63,13 @@ _BATCHES = (
     "any one example; and each row depends on its own example alone, so that "
     "no `map` of whole batches mixes or standardises their rows."
 )
+_VALIDATION = (
+    "{mechanism}: {releases} releases of metrics of {rows} rows (or persons, "
+    "where the rows were grouped by them), each with noise multiplier σ = "
+    "{multiplier:.6g} and sensitivity {bound:.4g}. They may be published, and "
+    "whatever was chosen by them alone is covered. They count as if their rows "
+    "were among those of the training."
+)
 _ONCE = (
     " The user states that each example is at most once in an epoch; {epochs} "
     "epochs were begun."
@@ -258,6 +265,14 @@ def _attacks(ledger):
 
 
 def _mechanism(entry):
+    if entry.is_validation:
+        return _VALIDATION.format(
+            mechanism=entry.mechanism,
+            releases=entry.steps,
+            multiplier=entry.noise_multiplier,
+            bound=entry.l2_norm_clip,
+            rows=entry.examples,
+        )
     text = (
         f"{entry.mechanism}: {entry.steps} steps with noise multiplier σ = "
         f"{entry.noise_multiplier:.6g}{_found(entry)}, clipping norm C = "

@@ -20,7 +20,9 @@ from tf_dpsub.training import (
     own_loss,
     preprocessing,
     private_batches,
+    private_evaluation,
     private_step,
+    released_metrics,
     requirements,
     run,
     saving,
@@ -69,7 +71,9 @@ def make_private(model, *, ledger_path: str | None = None):
 
 
 @keras.saving.register_keras_serializable("tf_dpsub")
-class PrivateModel(saving.SavedWithLedger):
+class PrivateModel(
+    private_evaluation.EvaluatedPrivately, saving.SavedWithLedger
+):
     """Trains the weights of a plain model privately.
 
     `compile` takes a private optimizer; `fit` draws Poisson batches from
@@ -342,6 +346,9 @@ class PrivateModel(saving.SavedWithLedger):
             each_example_once_per_epoch=each_example_once_per_epoch,
             keep_features=keep_features,
         )
+        beside = released_metrics.planned_entries(
+            self, requirements.all_callbacks(callbacks), initial_epoch, epochs
+        )
         plan = calibration.calibrate(
             self,
             run.sampling_of(self, batches),
@@ -349,6 +356,7 @@ class PrivateModel(saving.SavedWithLedger):
             epochs,
             initial_epoch,
             verbose,
+            beside,
         )
         workers.require_same_training(self, batches, epochs, initial_epoch)
         stated = requirements.stated(
@@ -367,6 +375,7 @@ class PrivateModel(saving.SavedWithLedger):
             last_epoch=epochs,
             first_epoch=initial_epoch,
             inputs=batches.inputs,
+            beside=beside,
         )
         with current_run, workers.lost_worker_named(self.distribute_strategy):
             self.optimizer.public_state.begin_run(current_run.steps)
