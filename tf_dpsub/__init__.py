@@ -22,6 +22,7 @@ _MODULES = (
     "optimizers",
     "planning",
     "subspaces",
+    "tuning",
 )
 _NAMES = {
     "PrivateModel": "training.private_model",

@@ -6,7 +6,7 @@ import operator
 
 import dp_accounting
 
-from tf_dpsub.accounting import accountants
+from tf_dpsub.accounting import accountants, selection
 from tf_dpsub.checks import check_choice, check_noise_multiplier, check_positive
 
 SAMPLERS = ("poisson", "batches")
@@ -30,6 +30,7 @@ _PLAIN = {
     int | None: lambda value: None if value is None else operator.index(value),
     bool: _plain_flag,
     tuple[str, ...]: tuple,
+    "tuple[LedgerEntry, ...]": tuple,
 }
 
 
@@ -47,6 +48,10 @@ class LedgerEntry:
     | `"poisson"` | | `steps` Poisson-sampled Gaussians |
     | `"batches"` | not stated | `steps` Gaussians |
     | `"batches"` | stated | `epochs` Gaussians |
+
+    Of a search, it releases the best of a random number of trials, each of
+    which releases what `trial` says; `selection.selection_event` accounts for
+    that.
 
     Where it is stated, but no epoch was counted, the steps count. Without noise
     the event is not private.
@@ -80,6 +85,14 @@ class LedgerEntry:
             for a warning in the statement. Defaults to `()`.
         target: str, the (ε, δ) for which the noise was found. Defaults to `""`,
             for none.
+        trial: tuple of `LedgerEntry` with counts, all that one trial of a
+            search releases. `steps` then counts searches, of each of which the
+            best trial is released, and the sampler is that of the first of
+            them. Defaults to `()`, no search.
+        mean_trials: float, > 1, the expected number of trials of a search.
+            Defaults to 0.0, no search.
+        trials_shape: float, >= 0, the shape of the distribution of that number.
+            Defaults to 0.0, the logarithmic one.
 
     Raises:
         ValueError: If a field is out of its range.
@@ -100,6 +113,9 @@ class LedgerEntry:
     notes: tuple[str, ...] = ()
     uncovered: tuple[str, ...] = ()
     target: str = ""
+    trial: "tuple[LedgerEntry, ...]" = ()
+    mean_trials: float = 0.0
+    trials_shape: float = 0.0
 
     def __post_init__(self):
         if not self.mechanism or not isinstance(self.mechanism, str):
@@ -137,6 +153,13 @@ class LedgerEntry:
                 f"Expected steps >= 0 and epochs >= 0, got {self.steps} and "
                 f"{self.epochs}."
             )
+        if self.trial:
+            selection.check_trials(self.mean_trials, self.trials_shape)
+        elif self.mean_trials or self.trials_shape:
+            raise ValueError(
+                "Expected mean_trials=0 and trials_shape=0 without a trial, "
+                f"got {self.mean_trials} and {self.trials_shape}."
+            )
         for field in dataclasses.fields(self):
             value = _PLAIN[field.type](getattr(self, field.name))
             object.__setattr__(self, field.name, value)
@@ -164,6 +187,8 @@ class LedgerEntry:
         Returns:
             A `dp_accounting.DpEvent`.
         """
+        if self.trial:
+            return self._selection(entry.event() for entry in self.trial)
         return accountants.sampled_gaussian(
             self._accounted_multiplier(),
             self.sampling_rate if self.sampler == "poisson" else 1,
@@ -183,9 +208,27 @@ class LedgerEntry:
         Returns:
             A `dp_accounting.DpEvent`.
         """
+        if self.trial:
+            event = self._selection(
+                entry.event_without_amplification() for entry in self.trial
+            )
+            return _repeat(event, self.steps)
         return _repeat(
             accountants.sampled_gaussian(self._accounted_multiplier(), 1),
             max(self.steps, self._participations()),
+        )
+
+    @property
+    def steps_of_optimizer(self) -> int:
+        """Number of steps by which one model was trained."""
+        if self.trial:
+            return self.steps * sum(e.steps_of_optimizer for e in self.trial)
+        return 0 if self.is_validation else self.steps
+
+    def _selection(self, events):
+        """The event of one search whose trials compose these events."""
+        return selection.selection_event(
+            events, self.mean_trials, self.trials_shape
         )
 
     def _accounted_multiplier(self):

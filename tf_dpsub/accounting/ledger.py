@@ -183,6 +183,33 @@ class PrivacyLedger:
         if grows and self._file is not None:
             self._write(ahead=(self._reserved_steps, self._reserved_epochs))
 
+    def add(self, name: str, entry):
+        """Counts what has a name of the caller's, once for each name.
+
+        Called again with the same name, it takes over further notes.
+
+        Args:
+            name: str, random.
+            entry: `LedgerEntry` with counts.
+
+        Raises:
+            ValueError: If what has this name was something else.
+        """
+        segment = next((s for s in self._segments if s.name == name), None)
+        notes = entry.notes
+        if segment is not None:
+            notes = (*segment.described.notes, *notes)
+        notes = tuple(dict.fromkeys(notes))
+        if segment is not None and notes != segment.described.notes:
+            segment.described = dataclasses.replace(
+                segment.described, notes=notes
+            )
+            self.settle()
+        added = PrivacyLedger()
+        described = dataclasses.replace(entry.description, notes=notes)
+        added._segments = [Segment(name, described, entry.steps, entry.epochs)]
+        self.merge(added)
+
     def epsilon(self, delta: float, accountant: str = "pld") -> float:
         """Epsilon spent so far.
 

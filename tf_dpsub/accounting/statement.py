@@ -5,7 +5,7 @@ import math
 import textwrap
 from collections.abc import Sequence
 
-from tf_dpsub.accounting import accountants
+from tf_dpsub.accounting import accountants, selection
 
 _WIDTH = 80
 
@@ -62,6 +62,15 @@ _BATCHES = (
     "order nor the membership nor the padded length of the batches depends on "
     "any one example; and each row depends on its own example alone, so that "
     "no `map` of whole batches mixes or standardises their rows."
+)
+_SEARCH = (
+    "{mechanism}: {searches} of a random and secret number of trials, {mean:g} "
+    "expected ({distribution} distribution). Its weights, its hyper-parameters "
+    "and its score are covered, and so is that they were chosen by that score. "
+    "The other trials, their scores, their number, the time that the search "
+    "took and its folder are not: they must stay secret. Assumed: trials "
+    "propose hyper-parameters independently of each other and of the data. One "
+    "trial is this. {trial}"
 )
 _VALIDATION = (
     "{mechanism}: {releases} releases of metrics of {rows} rows (or persons, "
@@ -265,6 +274,18 @@ def _attacks(ledger):
 
 
 def _mechanism(entry):
+    if entry.trial:
+        shapes = {v: k for k, v in selection.DISTRIBUTIONS.items()}
+        shape = f"shape {entry.trials_shape:g}"
+        return _SEARCH.format(
+            mechanism=entry.mechanism,
+            searches="the best trial"
+            if entry.steps == 1
+            else f"the best trial of each of {entry.steps} searches",
+            mean=entry.mean_trials,
+            distribution=shapes.get(entry.trials_shape, shape),
+            trial=" ".join(map(_mechanism, entry.trial)),
+        )
     if entry.is_validation:
         return _VALIDATION.format(
             mechanism=entry.mechanism,

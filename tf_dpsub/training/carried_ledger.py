@@ -79,9 +79,7 @@ class CarriedLedger(tf.train.experimental.PythonState):
             return
         taken = int(optimizer.iterations.numpy()) - self._iterations_before
         counted = sum(
-            entry.steps
-            for entry in self._model.ledger.entries
-            if not entry.is_validation
+            entry.steps_of_optimizer for entry in self._model.ledger.entries
         )
         if taken > counted:
             raise ValueError(
