@@ -7,7 +7,9 @@ Single steps are audited on given gradients: the noise of each number, its
 independence, the divisor, the largest effect of one example on a release, and
 the ε that an attacker proves of a step with ε = 1, from the size of releases
 and from their low bits. Whole runs are audited by canaries with huge gradients,
-and by membership inference on scikit-learn's digits. `--long` takes 10,000
+and by membership inference on scikit-learn's digits. A private search is
+audited by its scores, by its numbers of trials, and by the ε that an attacker
+proves of its best score. `--long` takes 10,000
 pairs of batches and more runs, as before a release of this package.
 `report.html`, `table.md`, `audit.json` and `audit.png` are written to the
 workdir; the exit code is 1 if a claim fails. `--dry_run` says how much would be
@@ -30,6 +32,7 @@ from tf_dpsub.launchers.reports import figures, folder_page
 from tf_dpsub.launchers.terminal import program, quiet
 from tf_dpsub.launchers.terminal.program import DRY_RUN, WORKDIR
 from tf_dpsub.launchers.training import run_directory
+from tf_dpsub.methods import METHODS
 
 _MECHANISMS = flags.DEFINE_list(
     "mechanisms", None, "Mechanisms to audit; all, unless given."
@@ -82,10 +85,10 @@ def announcement(names, sizes, infers, shadow_models):
         f"δ = {mechanism.DELTA:g}, of a step",
     }
     if infers:
-        trained = (len(names) + 1) * (1 + shadow_models)
+        kinds = len(set(names) & set(METHODS)) + 1
         lines["membership"] = (
-            f"{trained} models on digits, the private ones with ε = "
-            f"{mechanism.RUN_EPSILON:g}, and one in {len(names) + 1} not "
+            f"{kinds * (1 + shadow_models)} models on digits, the private ones "
+            f"with ε = {mechanism.RUN_EPSILON:g}, and one in {kinds} not "
             "private"
         )
     return "\n".join(f"{name:<10} {text}" for name, text in lines.items())
@@ -144,11 +147,15 @@ def markdown(results, plain, command):
     for result in results:
         value = {f["check"]: f["value"] for f in result["findings"]}
         movement = max(v for c, v in value.items() if "sensitivity" in c)
+        # What releases labels or scores alone has neither attack.
+        low_bits, one_run = (
+            f"{value[check]:.2f}" if check in value else ""
+            for check in ("low bits", "one run")
+        )
         lines.append(
             f"| {result['mechanism']} | {value['variance']:.3f} | "
-            f"{movement:.6f} | {value['epsilon']:.2f} | "
-            f"{value['low bits']:.2f} | {value['one run']:.2f} |"
-            + _shares(attacks, result.get("membership"))
+            f"{movement:.6f} | {value['epsilon']:.2f} | {low_bits} | "
+            f"{one_run} |" + _shares(attacks, result.get("membership"))
         )
     if plain is not None:
         shares = _shares(attacks, dataclasses.asdict(plain))
@@ -166,6 +173,8 @@ def markdown(results, plain, command):
 
 def _shares(attacks, results):
     """Cells of the table, one for each attack."""
+    if results is None:
+        return " |" * len(attacks)
     cells = ""
     for key in attacks:
         low, high = results[key]["interval"]
@@ -188,7 +197,9 @@ def draw(results):
         ("one run", -0.18, figures.ORANGE),
     ):
         bounds = [
-            next(f["value"] for f in r["findings"] if f["check"] == check)
+            next(
+                (f["value"] for f in r["findings"] if f["check"] == check), 0.0
+            )
             for r in results
         ]
         label = {"epsilon": "one step, many runs", "one run": "one run"}[check]

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 
-from tf_dpsub.launchers.audits import digits_membership
+from tf_dpsub.launchers.audits import digits_membership, private_search
 from tf_dpsub.methods import METHODS
 
 DELTA = 1e-5
@@ -17,7 +17,7 @@ _RANK, _CARRIER_RANK = 5, 2
 _PUBLIC = 8
 # Budget of whole training runs on digits.
 RUN_EPSILON = 8.0
-NAMES = tuple(METHODS)
+NAMES = (*METHODS, private_search.NAME)
 # Arguments that the audit chooses.
 _KWARGS = {
     "RGP": {"warmup_steps": 5},
@@ -51,7 +51,7 @@ def maker(name, epsilon, public, *, batch_size, sampling_rate=1.0, steps=1):
     """Returns a function that makes an optimizer calibrated to a budget.
 
     Args:
-        name: string, one of `NAMES`.
+        name: string, one of `METHODS`.
         epsilon: float, the budget.
         public: pair of arrays, inputs and targets of public examples, for
             mechanisms that follow their gradients.
@@ -108,6 +108,8 @@ def audited(name, sizes, infers=True, shadow_models=0):
     from tf_dpsub import auditing
     from tf_dpsub.auditing import step_audit
 
+    if name == private_search.NAME:
+        return private_search.audited(sizes, STEP_EPSILON)
     began = time.monotonic()
     has_carriers = METHODS[name].needs_carriers
     step, half_precision = (
@@ -173,7 +175,7 @@ def attacked(name=None, shadow_models=0):
     """Attacks a model trained on digits with ε = 8 by membership inference.
 
     Args:
-        name: string, one of `NAMES`; None for training that is not private.
+        name: string, one of `METHODS`; None for training that is not private.
         shadow_models: int. Defaults to `0`.
 
     Returns:

@@ -15,7 +15,7 @@ from tf_dpsub.methods import METHODS
 TINY = mechanism.Sizes(steps=200, cases=30, runs=200, canaries=40)
 
 
-@pytest.mark.parametrize("name", mechanism.NAMES)
+@pytest.mark.parametrize("name", METHODS)
 def test_every_mechanism_has_its_budget(name):
     """That it keeps its claims is tested where mechanisms are audited."""
     make = mechanism.maker(
