@@ -86,7 +86,7 @@ def noise(audited_parts: Parts, steps: int) -> list:
     """
     from tf_dpsub.auditing import statistics
 
-    evaluation = _evaluation(audited_parts, *_rows(1, 0), 3.0)
+    evaluation = _evaluation(audited_parts, _rows(1, 0), 3.0)
     nothing = np.zeros((1, len(_METRICS)))
     stddev = 3.0 * math.sqrt(len(_METRICS))
     z = np.array(
@@ -119,10 +119,10 @@ def sensitivity(audited_parts: Parts, cases: int):
     with np.errstate(over="ignore", invalid="ignore"):
         x *= np.resize(scales, cases)[:, None]
     bound = math.sqrt(len(_METRICS))
-    values = _evaluation(audited_parts, x, y, 1.0).checked()
+    values = _evaluation(audited_parts, (x, y), 1.0).checked()
     moved = np.linalg.norm(values, axis=1).max() / bound
     # A row must not move the values of others either.
-    others = _evaluation(audited_parts, x[1:], y[1:], 1.0).checked()
+    others = _evaluation(audited_parts, (x[1:], y[1:]), 1.0).checked()
     with_first = np.linalg.norm(values.sum(0) - others.sum(0)) / bound
     worst = float(max(moved, with_first))
     return auditing.Finding(
@@ -209,7 +209,7 @@ def attack(audited_parts: Parts, runs: int, epsilon: float):
         accountant="rdp",
     )
     evaluation = _evaluation(
-        audited_parts, *_rows(1, 0), sigma, {"accuracy": 1.0}
+        audited_parts, _rows(1, 0), sigma, {"accuracy": 1.0}
     )
     outside, inside = (
         np.array(
@@ -334,11 +334,10 @@ def _oracle(audited_parts):
     )
 
 
-def _evaluation(audited_parts, x, y, noise_multiplier, metrics=None):
+def _evaluation(audited_parts, rows, noise_multiplier, metrics=None):
     return audited_parts.evaluation(
         _scored_model(),
-        x,
-        y,
+        *rows,
         metrics=metrics or _METRICS,
         noise_multiplier=noise_multiplier,
     )

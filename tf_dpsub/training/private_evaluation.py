@@ -22,6 +22,7 @@ from tf_dpsub.training import (
     step_errors,
     workers,
 )
+from tf_dpsub.training.carried_ledger import CarriedLedger
 from tf_dpsub.training.per_example_loss import PerExampleLoss
 from tf_dpsub.training.proved_features import ProvedFeatures
 
@@ -229,6 +230,9 @@ class PrivateEvaluation:
 
 class EvaluatedPrivately:
     """Gives a private model `evaluate_privately`."""
+
+    ledger: accounting.PrivacyLedger
+    _carried_ledger: CarriedLedger
 
     def evaluate_privately(
         self,
