@@ -33,8 +33,8 @@ from collections.abc import Callable
 
 import dp_accounting
 import numpy as np
-from scipy import special
 from dp_accounting.rdp import rdp_privacy_accountant
+from scipy import special
 
 from tf_dpsub.accounting import loss_distributions
 from tf_dpsub.checks import (

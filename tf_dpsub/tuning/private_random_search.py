@@ -127,6 +127,11 @@ class PrivateRandomSearch(keras_tuner.RandomSearch):
                 f"Expected no argument {name} of PrivateRandomSearch, got it: "
                 f"{reason}. Leave it out."
             )
+        if hypermodel is None:
+            raise ValueError(
+                "Expected a hypermodel, got None. Pass a function of "
+                "hyper-parameters that gives a compiled private model."
+            )
         if distribution_of_work():
             raise ValueError(
                 "Expected a search in one process, got KerasTuner's "
@@ -152,6 +157,8 @@ class PrivateRandomSearch(keras_tuner.RandomSearch):
             project_name=folder,
             overwrite=overwrite,
         )
+        # `overwrite` has made it anew.
+        os.chmod(self.project_dir, 0o700)
         # What trials add later has its default, in all of them.
         self.oracle.tune_new_entries = False
         self.oracle.verbose = 0
