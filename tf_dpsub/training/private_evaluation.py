@@ -376,10 +376,9 @@ def _require_one_worker(model):
 def _function_of(model, name, data) -> tuple[Callable, float]:
     """A metric of rows, and its worst value in units of the bound."""
     x, y = tree.map_structure(
-        lambda a: (
-            keras.KerasTensor((2, *a.shape[1:]), str(a.dtype))
-            if a.dtype.kind in "biuf"
-            else None
+        lambda a: keras.KerasTensor(
+            (2, *a.shape[1:]),
+            "string" if a.dtype.kind in "SUO" else a.dtype.name,
         ),
         data,
     )
