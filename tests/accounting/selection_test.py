@@ -113,7 +113,10 @@ def test_pld_falls_back_to_rdp_for_all():
         for accountant in ("rdp", "pld")
     ]
     assert by_both[0] == by_both[1] > 0
-    assert not accountants.has_grid(events, 1e-5)
+    quoted = accountants.bounding_accountant(
+        events, delta=1e-5, accountant="pld"
+    )
+    assert quoted == "rdp"
     assert hash(event)
 
 
