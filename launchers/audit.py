@@ -9,8 +9,9 @@ the ε that an attacker proves of a step with ε = 1, from the size of releases
 and from their low bits. Whole runs are audited by canaries with huge gradients,
 which are examples, persons of several rows, or rows with rates of their own;
 and by membership inference on scikit-learn's digits. The sampler of epochs in
-which each example is drawn once is audited by the steps that it chooses.
-`--long` takes 10,000
+which each example is drawn once is audited by the steps that it chooses. A
+private search is audited by its scores, by its numbers of trials, and by the ε
+that an attacker proves of its best score. `--long` takes 10,000
 pairs of batches and more runs, as before a release of this package.
 `report.html`, `table.md`, `audit.json` and `audit.png` are written to the
 workdir; the exit code is 1 if a claim fails. `--dry_run` says how much would be
@@ -33,6 +34,7 @@ from tf_dpsub.launchers.reports import figures, folder_page
 from tf_dpsub.launchers.terminal import program, quiet
 from tf_dpsub.launchers.terminal.program import DRY_RUN, WORKDIR
 from tf_dpsub.launchers.training import run_directory
+from tf_dpsub.methods import METHODS
 
 _MECHANISMS = flags.DEFINE_list(
     "mechanisms", None, "Mechanisms to audit; all, unless given."
@@ -86,7 +88,7 @@ def announcement(names, sizes, infers, shadow_models):
         f"δ = {mechanism.DELTA:g}, of a step",
     }
     if infers:
-        kinds = len(set(names) - {mechanism.PATE}) + 1
+        kinds = len(set(names) & set(METHODS)) + 1
         lines["membership"] = (
             f"{kinds * (1 + shadow_models)} models on digits, the private ones "
             f"with ε = {mechanism.RUN_EPSILON:g}, and one in {kinds} not "
@@ -154,7 +156,7 @@ def markdown(results, plain, command, sampler=None):
     for result in results:
         value = {f["check"]: f["value"] for f in result["findings"]}
         movement = max(v for c, v in value.items() if "sensitivity" in c)
-        # Where labels alone are released, neither attack has anything to see.
+        # What releases labels or scores alone has neither attack.
         low_bits, one_run = (
             f"{value[check]:.2f}" if check in value else ""
             for check in ("low bits", "one run")

@@ -23,6 +23,7 @@ _MODULES = (
     "pate",
     "planning",
     "subspaces",
+    "tuning",
 )
 _NAMES = {
     "PrivateModel": "training.private_model",

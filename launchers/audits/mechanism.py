@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 
-from tf_dpsub.launchers.audits import digits_membership
+from tf_dpsub.launchers.audits import digits_membership, private_search
 from tf_dpsub.methods import METHODS
 
 DELTA = 1e-5
@@ -20,7 +20,7 @@ _ROWS_PER_PERSON = 4
 # Budget of whole training runs on digits.
 RUN_EPSILON = 8.0
 PATE = "PATE"
-NAMES = (*METHODS, PATE)
+NAMES = (*METHODS, PATE, private_search.NAME)
 # Arguments that the audit chooses.
 _KWARGS = {
     "RGP": {"warmup_steps": 5},
@@ -115,6 +115,8 @@ def audited(name, sizes, infers=True, shadow_models=0):
 
     if name == PATE:
         return _audited_votes(sizes)
+    if name == private_search.NAME:
+        return private_search.audited(sizes, STEP_EPSILON)
     began = time.monotonic()
     has_carriers = METHODS[name].needs_carriers
     step, half_precision = (

@@ -6,7 +6,7 @@ import operator
 
 import dp_accounting
 
-from tf_dpsub.accounting import accountants
+from tf_dpsub.accounting import accountants, selection
 from tf_dpsub.checks import (
     check_choice,
     check_count,
@@ -16,6 +16,9 @@ from tf_dpsub.checks import (
 
 SAMPLERS = ("poisson", "batches", "allocation")
 UNITS = ("example", "person")
+
+# The mechanism that releases metrics of private rows.
+VALIDATION = "PrivateValidation"
 
 
 def _plain_flag(value):
@@ -34,6 +37,7 @@ _PLAIN = {
     float | None: lambda value: None if value is None else float(value),
     bool: _plain_flag,
     tuple[str, ...]: tuple,
+    "tuple[LedgerEntry, ...]": tuple,
 }
 
 
@@ -53,6 +57,10 @@ class LedgerEntry:
     | `"batches"` | not stated | `steps` Gaussians |
     | `"batches"` | stated | `epochs` Gaussians |
     | `"allocation"` | ensured | `epochs` random allocations |
+
+    Of a search, it releases the best of a random number of trials, each of
+    which releases what `trial` says; `selection.selection_event` accounts for
+    that.
 
     Where it is stated, but no epoch was counted, the steps count. Without noise
     the event is not private.
@@ -111,6 +119,14 @@ class LedgerEntry:
         epoch_steps: int, >= 1, number of steps of an epoch of `"allocation"`.
             Defaults to `None`, for other samplers.
         bands: int, number of steps that share their noise. Defaults to 1.
+        trial: tuple of `LedgerEntry` with counts, all that one trial of a
+            search releases. `steps` then counts searches, of each of which the
+            best trial is released, and the sampler is that of the first of
+            them. Defaults to `()`, no search.
+        mean_trials: float, > 1, the expected number of trials of a search.
+            Defaults to 0.0, no search.
+        trials_shape: float, >= 0, the shape of the distribution of that number.
+            Defaults to 0.0, the logarithmic one.
 
     Raises:
         ValueError: If a field is out of its range.
@@ -135,6 +151,9 @@ class LedgerEntry:
     largest_rate: float | None = None
     epoch_steps: int | None = None
     bands: int = 1
+    trial: "tuple[LedgerEntry, ...]" = ()
+    mean_trials: float = 0.0
+    trials_shape: float = 0.0
 
     def __post_init__(self):
         if not self.mechanism or not isinstance(self.mechanism, str):
@@ -168,7 +187,11 @@ class LedgerEntry:
                 "Expected 0 < largest_rate <= 1 with sampler='poisson', or "
                 f"None, got {self.largest_rate} with sampler={self.sampler!r}."
             )
-        if self.unit == "person" and self.sampler == "batches":
+        if (
+            self.unit == "person"
+            and self.sampler == "batches"
+            and not self.is_validation
+        ):
             raise ValueError(
                 "Expected sampler='poisson' or 'allocation' with "
                 "unit='person', got 'batches': persons are drawn."
@@ -200,6 +223,13 @@ class LedgerEntry:
                 f"Expected steps >= 0 and epochs >= 0, got {self.steps} and "
                 f"{self.epochs}."
             )
+        if self.trial:
+            selection.check_trials(self.mean_trials, self.trials_shape)
+        elif self.mean_trials or self.trials_shape:
+            raise ValueError(
+                "Expected mean_trials=0 and trials_shape=0 without a trial, "
+                f"got {self.mean_trials} and {self.trials_shape}."
+            )
         for field in dataclasses.fields(self):
             value = _PLAIN[field.type](getattr(self, field.name))
             object.__setattr__(self, field.name, value)
@@ -215,6 +245,11 @@ class LedgerEntry:
         if self.examples is None:
             return None
         return self.batch_size / self.examples
+
+    @property
+    def is_validation(self) -> bool:
+        """True if its steps release metrics: they train nothing."""
+        return self.mechanism == VALIDATION
 
     @property
     def description(self):
@@ -234,6 +269,8 @@ class LedgerEntry:
         Returns:
             A `dp_accounting.DpEvent`.
         """
+        if self.trial:
+            return self._selection(e.event(rows_per_person) for e in self.trial)
         if self.epoch_steps is not None:
             check_count("rows_per_person", rows_per_person)
             return accountants.allocated_gaussian(
@@ -269,6 +306,12 @@ class LedgerEntry:
         Returns:
             A `dp_accounting.DpEvent`.
         """
+        if self.trial:
+            event = self._selection(
+                e.event_without_amplification(rows_per_person)
+                for e in self.trial
+            )
+            return _repeat(event, self.steps)
         return _repeat(
             self._step_event(1, rows_per_person),
             self._participations()
@@ -282,6 +325,19 @@ class LedgerEntry:
             self._accounted_multiplier(),
             sampling_rate,
             1 if self.unit == "person" else rows_per_person,
+        )
+
+    @property
+    def steps_of_optimizer(self) -> int:
+        """Number of steps by which one model was trained."""
+        if self.trial:
+            return self.steps * sum(e.steps_of_optimizer for e in self.trial)
+        return 0 if self.is_validation else self.steps
+
+    def _selection(self, events):
+        """The event of one search whose trials compose these events."""
+        return selection.selection_event(
+            events, self.mean_trials, self.trials_shape
         )
 
     def _accounted_multiplier(self):

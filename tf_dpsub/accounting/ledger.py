@@ -84,14 +84,14 @@ class PrivacyLedger:
         entries = []
         for segment in self._segments:
             entry = segment.entry()
-            if entries and _extends(entries[-1], entry):
-                entry = dataclasses.replace(
+            place = _place_of_same(entries, entry)
+            if place is not None:
+                entries[place] = dataclasses.replace(
                     entry,
-                    steps=entries[-1].steps + entry.steps,
-                    epochs=entries[-1].epochs + entry.epochs,
+                    steps=entries[place].steps + entry.steps,
+                    epochs=entries[place].epochs + entry.epochs,
                 )
-                entries.pop()
-            if entry.steps or entry.epochs:
+            elif entry.steps or entry.epochs:
                 entries.append(entry)
         return tuple(entries)
 
@@ -107,6 +107,23 @@ class PrivacyLedger:
         if len(units) > 1:
             return None
         return units.pop() if units else "example"
+
+    def require_unit(self, unit: str):
+        """Refuses steps that protect something else than those before.
+
+        Args:
+            unit: str, what they protect.
+
+        Raises:
+            ValueError: if others than these were counted.
+        """
+        if self.entries and unit != self.unit:
+            raise ValueError(
+                f"Expected steps and releases that protect one "
+                f"{self.unit or 'unit'}, as those in the ledger do, got some "
+                f"that protect one {unit}: no epsilon covers both. Give "
+                "person_ids to all of them, or to none."
+            )
 
     def create(self):
         """Writes the file, without any step, unless there is one."""
@@ -199,6 +216,33 @@ class PrivacyLedger:
         if grows and self._file is not None:
             self._write(ahead=(self._reserved_steps, self._reserved_epochs))
 
+    def add(self, name: str, entry):
+        """Counts what has a name of the caller's, once for each name.
+
+        Called again with the same name, it takes over further notes.
+
+        Args:
+            name: str, random.
+            entry: `LedgerEntry` with counts.
+
+        Raises:
+            ValueError: If what has this name was something else.
+        """
+        segment = next((s for s in self._segments if s.name == name), None)
+        notes = entry.notes
+        if segment is not None:
+            notes = (*segment.described.notes, *notes)
+        notes = tuple(dict.fromkeys(notes))
+        if segment is not None and notes != segment.described.notes:
+            segment.described = dataclasses.replace(
+                segment.described, notes=notes
+            )
+            self.settle()
+        added = PrivacyLedger()
+        described = dataclasses.replace(entry.description, notes=notes)
+        added._segments = [Segment(name, described, entry.steps, entry.epochs)]
+        self.merge(added)
+
     def epsilon(
         self,
         delta: float,
@@ -269,6 +313,7 @@ class PrivacyLedger:
         delta: float,
         epochs: int = 0,
         accountant: str = "pld",
+        beside=(),
     ) -> float:
         """Epsilon that would be spent after further steps.
 
@@ -278,6 +323,8 @@ class PrivacyLedger:
             delta: float in (0, 1).
             epochs: int, number of further epochs. Defaults to 0.
             accountant: str, `"rdp"` or `"pld"`. Defaults to `"pld"`.
+            beside: iterable of `LedgerEntry` with counts, what else would run.
+                Defaults to nothing.
 
         Returns:
             A float.
@@ -290,13 +337,19 @@ class PrivacyLedger:
                 entry, steps=max(0, steps - -begun % entry.bands)
             )
         return accountants.composed_epsilon(
-            [*self.events(), further.event()],
+            [*self.events(), *(e.event() for e in beside), further.event()],
             delta=delta,
             accountant=accountant,
         )
 
     def steps_within(
-        self, entry, *, epsilon: float, delta: float, accountant: str = "pld"
+        self,
+        entry,
+        *,
+        epsilon: float,
+        delta: float,
+        accountant: str = "pld",
+        beside=(),
     ) -> int:
         """Number of further steps that keep a budget.
 
@@ -305,6 +358,7 @@ class PrivacyLedger:
             epsilon: float, > 0, the whole budget, of which a part may be spent.
             delta: float in (0, 1).
             accountant: str, `"rdp"` or `"pld"`. Defaults to `"pld"`.
+            beside: iterable of `LedgerEntry`, as for `epsilon_after`.
 
         Returns:
             An int: epochs instead of steps where `entry` states
@@ -315,7 +369,7 @@ class PrivacyLedger:
             epsilon=epsilon,
             delta=delta,
             accountant=accountant,
-            spent=self.events(),
+            spent=[*self.events(), *(e.event() for e in beside)],
         )
         # The rest of a cycle that has begun is paid for.
         return entry.bands * fitting + -self._begun_steps(entry) % entry.bands
@@ -434,6 +488,20 @@ class PrivacyLedger:
         self._reserved_steps = self._reserved_epochs = 0
         self._file.write(self._segments_with(ahead))
         self._reserved_steps, self._reserved_epochs = ahead
+
+
+def _place_of_same(entries, entry):
+    """Index of the entry that can count another one too, None without one.
+
+    Steps between which metrics were released are one entry, and so are the
+    releases.
+    """
+    for place in reversed(range(len(entries))):
+        if _extends(entries[place], entry):
+            return place
+        if entries[place].is_validation == entry.is_validation:
+            return None
+    return None
 
 
 def _extends(entry, other):

@@ -21,6 +21,9 @@ _OPTIONAL_FIELDS = {
     "largest_rate": None,
     "epoch_steps": None,
     "bands": 1,
+    "trial": (),
+    "mean_trials": 0.0,
+    "trials_shape": 0.0,
 }
 _LATER_FIELDS = {"private_state": False, "uncovered": (), **_OPTIONAL_FIELDS}
 
@@ -126,12 +129,7 @@ def encode(segments) -> str:
     for segment in segments:
         if not segment.steps and not segment.epochs:
             continue
-        fields = dataclasses.asdict(segment.entry())
-        if math.isinf(segment.described.l2_norm_clip):
-            fields["l2_norm_clip"] = "inf"
-        for name, default in _OPTIONAL_FIELDS.items():
-            if fields[name] == default:
-                del fields[name]
+        fields = _encoded(segment.entry())
         entries.append({"name": segment.name, **fields})
     content = {
         "format": _FORMAT,
@@ -179,6 +177,21 @@ def decode(text) -> list[Segment]:
     return segments
 
 
+def _encoded(entry):
+    """Fields of an entry that JSON can hold."""
+    fields = {
+        field.name: getattr(entry, field.name)
+        for field in dataclasses.fields(entry)
+    }
+    if math.isinf(entry.l2_norm_clip):
+        fields["l2_norm_clip"] = "inf"
+    fields["trial"] = tuple(_encoded(part) for part in entry.trial)
+    for name, default in _OPTIONAL_FIELDS.items():
+        if fields[name] == default:
+            del fields[name]
+    return fields
+
+
 def _digest(entries):
     text = json.dumps(
         entries, sort_keys=True, separators=(",", ":"), allow_nan=False
@@ -187,20 +200,27 @@ def _digest(entries):
 
 
 def _decode_segment(fields):
-    fields = {**_LATER_FIELDS, **fields}
+    fields = dict(fields)
     name = fields.pop("name")
     if not isinstance(name, str) or not name:
         raise ValueError(f"an entry's name is {name!r}")
-    expected = {field.name for field in dataclasses.fields(LedgerEntry)}
-    missing = sorted(expected - fields.keys())
-    if missing:
-        raise ValueError(f"an entry lacks {missing}")
-    if fields["l2_norm_clip"] == "inf":
-        fields["l2_norm_clip"] = math.inf
-    entry = LedgerEntry(**fields)
+    entry = _decoded(fields)
     return Segment(
         name=name,
         described=entry.description,
         steps=entry.steps,
         epochs=entry.epochs,
     )
+
+
+def _decoded(fields):
+    """The `LedgerEntry` that `_encoded` has written."""
+    fields = {**_LATER_FIELDS, **fields}
+    expected = {field.name for field in dataclasses.fields(LedgerEntry)}
+    missing = sorted(expected - fields.keys())
+    if missing:
+        raise ValueError(f"an entry lacks {missing}")
+    if fields["l2_norm_clip"] == "inf":
+        fields["l2_norm_clip"] = math.inf
+    fields["trial"] = tuple(_decoded(part) for part in fields["trial"])
+    return LedgerEntry(**fields)

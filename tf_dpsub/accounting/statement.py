@@ -5,7 +5,7 @@ import math
 import textwrap
 from collections.abc import Sequence
 
-from tf_dpsub.accounting import accountants
+from tf_dpsub.accounting import accountants, selection
 
 _WIDTH = 80
 
@@ -104,6 +104,21 @@ _ALLOCATION = (
     "{steps} steps each of the {examples} examples was drawn at exactly one of "
     "them, chosen uniformly and independently of all others; {epochs} epochs "
     "were begun, and each of them counts whole."
+)
+_SEARCH = (
+    "{mechanism}: {searches} of a random and secret number of trials, {mean:g} "
+    "expected ({distribution} distribution). Its weights, its hyper-parameters "
+    "and its score are covered, and so is that they were chosen by that score. "
+    "The other trials, their scores, their number, the time that the search "
+    "took and its folder are not: they must stay secret. Assumed: trials "
+    "propose hyper-parameters independently of each other and of the data. One "
+    "trial is this. {trial}"
+)
+_VALIDATION = (
+    "{mechanism}: {releases} releases of metrics of {rows}, each with noise "
+    "multiplier σ = {multiplier:.6g} and sensitivity {bound:.4g}. They may be "
+    "published, and whatever was chosen by them alone is covered. They count "
+    "as if their rows were among those of the training."
 )
 _ONCE = (
     " The user states that each example is at most once in an epoch; {epochs} "
@@ -377,6 +392,28 @@ def _mechanism(entry):
             examples=entry.examples,
         )
         return f"{entry.mechanism}: {text}"
+    if entry.trial:
+        shapes = {v: k for k, v in selection.DISTRIBUTIONS.items()}
+        shape = f"shape {entry.trials_shape:g}"
+        return _SEARCH.format(
+            mechanism=entry.mechanism,
+            searches="the best trial"
+            if entry.steps == 1
+            else f"the best trial of each of {entry.steps} searches",
+            mean=entry.mean_trials,
+            distribution=shapes.get(entry.trials_shape, shape),
+            trial=" ".join(map(_mechanism, entry.trial)),
+        )
+    if entry.is_validation:
+        return _VALIDATION.format(
+            mechanism=entry.mechanism,
+            releases=entry.steps,
+            multiplier=entry.noise_multiplier,
+            bound=entry.l2_norm_clip,
+            rows=f"{entry.examples} persons, each by the means over its rows"
+            if entry.unit == "person"
+            else f"{entry.examples} rows",
+        )
     text = (
         f"{entry.mechanism}: {entry.steps} steps with noise multiplier σ = "
         f"{entry.noise_multiplier:.6g}{_found(entry)}, clipping norm C = "

@@ -7,6 +7,7 @@ from tf_dpsub.callbacks.gradient_recorders import (
 )
 from tf_dpsub.callbacks.privacy_budget import PrivacyBudget
 from tf_dpsub.callbacks.private_gradient_recorder import PrivateGradientRecorder
+from tf_dpsub.callbacks.private_validation import PrivateValidation
 from tf_dpsub.callbacks.residual_recorder import ProjectionResidualRecorder
 from tf_dpsub.callbacks.swap_ema_weights import SwapEMAWeights
 
@@ -14,6 +15,7 @@ __all__ = [
     "PrivacyBudget",
     "PrivateGradientRecorder",
     "PrivateSpectrumRecorder",
+    "PrivateValidation",
     "ProjectionErrorRecorder",
     "ProjectionResidualRecorder",
     "SpectrumRecorder",

@@ -5,7 +5,7 @@ import dataclasses
 from absl import logging
 
 from tf_dpsub import accounting
-from tf_dpsub.accounting.accountants import least_noise
+from tf_dpsub.accounting.accountants import composed_epsilon, least_noise
 
 # That of the calibration, and of what is checked before a step.
 _ACCOUNTANT = "pld"
@@ -36,6 +36,7 @@ def calibrate(
     epochs: int,
     initial_epoch: int,
     verbose,
+    beside=(),
 ) -> str:
     """Finds the noise of a run whose optimizer has a target.
 
@@ -59,6 +60,8 @@ def calibrate(
         epochs: int, the epoch at which the run ends.
         initial_epoch: int, the one at which it begins.
         verbose: as for `fit`; 0 prints nothing.
+        beside: sequence of `accounting.LedgerEntry` with counts, what else the
+            run releases. Defaults to nothing.
 
     Returns:
         string, the plan for `accounting.LedgerEntry.target`; empty without a
@@ -96,7 +99,7 @@ def calibrate(
             steps=max(1, steps_per_epoch * (epochs - initial_epoch)),
             epochs=max(1, epochs - initial_epoch),
         )
-        optimizer.calibrate(_least_noise(ledger, target, run))
+        optimizer.calibrate(_least_noise(ledger, target, run, beside))
     if before and before != optimizer.effective_noise_multiplier:
         # What follows public data may have chosen by the noise.
         model.forget_steps()
@@ -126,7 +129,7 @@ def _keep_earlier(optimizer, ledger, described) -> bool:
     return False
 
 
-def _least_noise(ledger, target, run):
+def _least_noise(ledger, target, run, beside=()):
     if run.private_state:
         raise ValueError(
             f"Expected a step that noise makes private, for {target}, got one "
@@ -145,8 +148,17 @@ def _least_noise(ledger, target, run):
             spent=spent,
         )
 
-    spent = ledger.events()
-    multiplier = found(spent)
+    spent = [*ledger.events(), *(entry.event() for entry in beside)]
+    releases_spend = beside and target.epsilon <= composed_epsilon(
+        spent, delta=target.delta, accountant=_ACCOUNTANT
+    )
+    multiplier = None if releases_spend else found(spent)
+    if multiplier is None and beside:
+        raise ValueError(
+            f"Expected a target that metrics leave something of, got {target}, "
+            "which the noisy metrics of the run spend. Raise their "
+            "noise_multiplier, or release them less often."
+        )
     if multiplier is None:
         _refuse(target, ledger.epsilon(target.delta, _ACCOUNTANT))
     alone = found(()) if spent else multiplier

@@ -78,7 +78,9 @@ class CarriedLedger(tf.train.experimental.PythonState):
         if optimizer is None:
             return
         taken = int(optimizer.iterations.numpy()) - self._iterations_before
-        counted = self._model.ledger.steps
+        counted = sum(
+            entry.steps_of_optimizer for entry in self._model.ledger.entries
+        )
         if taken > counted:
             raise ValueError(
                 "Expected a ledger that counts all steps of the optimizer, got "

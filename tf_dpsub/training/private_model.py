@@ -20,7 +20,9 @@ from tf_dpsub.training import (
     own_loss,
     preprocessing,
     private_batches,
+    private_evaluation,
     private_step,
+    released_metrics,
     requirements,
     run,
     saving,
@@ -69,7 +71,9 @@ def make_private(model, *, ledger_path: str | None = None):
 
 
 @keras.saving.register_keras_serializable("tf_dpsub")
-class PrivateModel(saving.SavedWithLedger):
+class PrivateModel(
+    private_evaluation.EvaluatedPrivately, saving.SavedWithLedger
+):
     """Trains the weights of a plain model privately.
 
     `compile` takes a private optimizer; `fit` draws Poisson batches from
@@ -379,13 +383,22 @@ class PrivateModel(saving.SavedWithLedger):
             rows_per_person_per_step=rows_per_person_per_step,
             sampling=sampling,
         )
+        sampling_of_run = run.sampling_of(self, batches)
+        beside = released_metrics.planned_entries(
+            self,
+            requirements.all_callbacks(callbacks),
+            initial_epoch,
+            epochs,
+            sampling_of_run["unit"],
+        )
         plan = calibration.calibrate(
             self,
-            run.sampling_of(self, batches),
+            sampling_of_run,
             batches.steps_per_epoch,
             epochs,
             initial_epoch,
             verbose,
+            beside,
         )
         workers.require_same_training(self, batches, epochs, initial_epoch)
         stated = requirements.stated(
@@ -404,6 +417,7 @@ class PrivateModel(saving.SavedWithLedger):
             last_epoch=epochs,
             first_epoch=initial_epoch,
             inputs=batches.inputs,
+            beside=beside,
         )
         with current_run, workers.lost_worker_named(self.distribute_strategy):
             self.optimizer.public_state.begin_run(current_run.steps)

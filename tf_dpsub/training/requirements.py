@@ -15,6 +15,7 @@ from tf_dpsub.layers import (
 )
 from tf_dpsub.models import batch_normalization
 from tf_dpsub.optimizers.private_optimizer import PrivateOptimizer
+from tf_dpsub.training.released_metrics import ReleasedMetrics
 
 # Environment variables, and values of them that leave float32 as it is.
 _NARROWING = (
@@ -27,7 +28,8 @@ _STRICT = ("", "0", "false", "strict")
 _CURE_OF_SELECTION = (
     "Pass public data, `fit(..., validation_data=..., "
     "validation_data_is_public=True)` without validation_split, and monitor a "
-    "`val_` metric, "
+    "`val_` metric; or put `tf_dpsub.callbacks.PrivateValidation` before them, "
+    "and monitor a `val_private_` metric of it; "
     "or pass `allow_private_selection=True`: the statement then says that "
     "epsilon does not cover the selection."
 )
@@ -263,7 +265,8 @@ def reads_private_results(callbacks, validation_data_is_public: bool) -> list:
 
     Formal guarantees: what a callback of Keras decides by a training metric,
     or by validation data that was not declared public, is chosen by looking at
-    private data, and not covered by any epsilon. Callbacks of others cannot be
+    private data, and not covered by any epsilon. What a `ReleasedMetrics`
+    before it in the list has released is covered. Callbacks of others cannot be
     known: those of KerasTuner are, by their module, and choose by the objective
     of the tuner.
 
@@ -275,26 +278,31 @@ def reads_private_results(callbacks, validation_data_is_public: bool) -> list:
     Returns:
         List of strings, such as `"EarlyStopping(monitor='loss')"`.
     """
-    names = []
+    names: list = []
+    released: set = set()
+
+    def may_steer(metric):
+        return metric in released or (
+            validation_data_is_public
+            and str(metric).startswith("val_")
+            and not str(metric).startswith("val_private_")
+        )
+
     for callback in all_callbacks(callbacks):
         name = type(callback).__name__
+        if isinstance(callback, ReleasedMetrics):
+            released.update(callback.released_names)
         if isinstance(callback, keras.callbacks.TerminateOnNaN):
             names.append(name)
         elif type(callback).__module__.startswith("keras_tuner"):
             objectives = _objectives(callback)
             if not objectives:
                 names.append(name)
-            elif not (
-                validation_data_is_public
-                and all(o.startswith("val_") for o in objectives)
-            ):
+            elif not all(map(may_steer, objectives)):
                 names.append(f"{name}(objective={', '.join(objectives)!r})")
         elif _selects(callback):
-            monitor = callback.monitor
-            if not (
-                validation_data_is_public and str(monitor).startswith("val_")
-            ):
-                names.append(f"{name}(monitor={monitor!r})")
+            if not may_steer(callback.monitor):
+                names.append(f"{name}(monitor={callback.monitor!r})")
     return names
 
 

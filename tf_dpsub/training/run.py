@@ -22,6 +22,8 @@ class Run:
         first_epoch: int, the epoch at which it begins. Defaults to `0`.
         inputs: structure of arrays, all private inputs. Defaults to `None`,
             not known.
+        beside: sequence of `accounting.LedgerEntry` with counts, what callbacks
+            will release. Defaults to nothing.
 
     Attributes:
         entry: as given, and what was stated since by `leave_uncovered`.
@@ -44,6 +46,7 @@ class Run:
         last_epoch: int = 1,
         first_epoch: int = 0,
         inputs=None,
+        beside=(),
     ):
         self.entry = entry
         self.steps_per_epoch = steps_per_epoch
@@ -53,6 +56,8 @@ class Run:
         self.inputs = inputs
         self.optimizer = model.optimizer
         self.observer: Callable | None = None
+        # What callbacks will release, by description: number of releases.
+        self._planned_releases = {_plan_of(e): e.steps for e in beside}
         self._model = model
         self._iterator: object = None
         self._limit: int | None = None
@@ -157,6 +162,32 @@ class Run:
             if self._limit <= 0:
                 model.stop_training = True
 
+    @property
+    def planned_releases(self) -> list:
+        """Entries with counts of what callbacks will release, and have not."""
+        return [
+            dataclasses.replace(entry, steps=count)
+            for entry, count in self._planned_releases.items()
+        ]
+
+    def charge_release(self, entry: accounting.LedgerEntry):
+        """Records a release beside the steps, before it is made.
+
+        Args:
+            entry: `accounting.LedgerEntry` without counts. One of those that
+                were planned is no longer planned then.
+        """
+        ledger = self._model.ledger
+        is_known = self._ledger_steps == ledger.steps
+        ledger.charge(entry, 1, planned=1)
+        left = self._planned_releases.pop(_plan_of(entry), 0) - 1
+        if left >= 0:
+            if left:
+                self._planned_releases[_plan_of(entry)] = left
+            # Then the steps that are left keep the target as before.
+            if is_known:
+                self._ledger_steps = ledger.steps
+
     def keeps(self, epsilon: float, delta: float, accountant: str) -> bool:
         """Tells whether all planned steps of the run keep a budget.
 
@@ -177,6 +208,7 @@ class Run:
             delta,
             epochs=int(min(self.epochs, self._epoch_limit)),
             accountant=accountant,
+            beside=self.planned_releases,
         )
         return after <= epsilon
 
@@ -194,7 +226,11 @@ class Run:
             int.
         """
         return self._model.ledger.steps_within(
-            self.entry, epsilon=epsilon, delta=delta, accountant=accountant
+            self.entry,
+            epsilon=epsilon,
+            delta=delta,
+            accountant=accountant,
+            beside=self.planned_releases,
         )
 
     def limit(self, steps: int):
@@ -281,6 +317,11 @@ class Run:
         model.ledger.settle()
         if self.entry.bands > 1:
             model.ledger.end_entry()
+
+
+def _plan_of(entry):
+    """Description by which a release is one of those that were planned."""
+    return dataclasses.replace(entry.description, uncovered=())
 
 
 def require_none(model):
@@ -373,14 +414,9 @@ def sampling_of(model, batches=None) -> dict:
         ValueError: if earlier steps protect something else than these.
     """
     poisson = None if batches is None else batches.poisson
-    unit = "example" if poisson is None else poisson.unit
-    if model.ledger.steps and unit != model.ledger.unit:
-        raise ValueError(
-            f"Expected steps that protect one {model.ledger.unit or 'unit'}, "
-            f"as those in the ledger do, got some that protect one {unit}: no "
-            "epsilon covers both. Train all steps with person_ids, or none."
-        )
+    model.ledger.require_unit("example" if poisson is None else poisson.unit)
     given = {
+        "unit": "example",
         "examples": None,
         "sampler": "batches",
         "each_example_once_per_epoch": batches is not None

@@ -1,0 +1,179 @@
+"""Privacy of the best of a random, secret number of trials.
+
+Trials run the same private mechanism, each with settings of its own that do not
+depend on the data, and with a score. The best of K trials is released, where K
+is drawn anew and stays secret. With a fixed number of trials, or a known one,
+the choice would cost as much as all trials together.
+
+Formal guarantees: with K of the truncated negative binomial distribution, what
+`selection_event` composes bounds the release of the best trial, its score and
+settings included (Papernot and Steinke, theorem 2, which dp-accounting
+evaluates at its Rényi orders). It holds for trials that are independent and
+alike, for scores that a trial computes privately or from public data, and for
+ties that are broken by chance.
+
+Reference:
+  - [Hyperparameter Tuning with Renyi Differential Privacy](
+    https://arxiv.org/abs/2110.03620)
+  - [Private Selection from Private Candidates](
+    https://arxiv.org/abs/1811.07971)
+"""
+
+import math
+import secrets
+from collections.abc import Callable
+
+import dp_accounting
+from dp_accounting import dp_event
+from scipy import optimize
+
+from tf_dpsub.accounting import accountants
+from tf_dpsub.checks import check_choice
+
+# Shapes of the distribution of the number of trials, by its names.
+DISTRIBUTIONS = {"logarithmic": 0.0, "geometric": 1.0}
+
+
+def selection_epsilon(
+    *,
+    noise_multiplier: float,
+    sampling_rate: float,
+    steps: int,
+    mean_trials: float,
+    delta: float,
+    distribution: str = "logarithmic",
+) -> float:
+    """Epsilon of the best of a random number of trials of private training.
+
+    Args:
+        noise_multiplier: float, of each step, as for `epsilon`.
+        sampling_rate: float in (0, 1], as for `epsilon`.
+        steps: int, of one trial.
+        mean_trials: float, > 1, the expected number of trials.
+        delta: float in (0, 1).
+        distribution: str, of the number of trials: `"logarithmic"`, which is
+            the cheapest from a few trials on, or `"geometric"`. Defaults to
+            `"logarithmic"`.
+
+    Returns:
+        A float, by RDP.
+
+    Raises:
+        ValueError: If an argument is out of its range.
+
+    Example:
+
+    ```python
+    tf_dpsub.accounting.selection_epsilon(
+        noise_multiplier=4.0, sampling_rate=0.025, steps=1200,
+        mean_trials=30, delta=1e-5,
+    )  # 1.746
+    ```
+    """
+    step = accountants.sampled_gaussian(noise_multiplier, sampling_rate)
+    trial = dp_accounting.SelfComposedDpEvent(
+        step, accountants._check_steps(steps)
+    )
+    event = selection_event([trial], mean_trials, shape_of(distribution))
+    return accountants.composed_epsilon([event], delta=delta, accountant="rdp")
+
+
+def shape_of(distribution: str) -> float:
+    """The shape of a distribution of `DISTRIBUTIONS`."""
+    check_choice("distribution", distribution, DISTRIBUTIONS)
+    return DISTRIBUTIONS[distribution]
+
+
+def selection_event(trial, mean_trials: float, shape: float):
+    """The dp-accounting event of the best of a random number of trials.
+
+    Args:
+        trial: iterable of `dp_accounting.DpEvent`, what one trial composes.
+        mean_trials: float, > 1, the expected number of trials.
+        shape: float, >= 0, of the truncated negative binomial distribution.
+
+    Returns:
+        A `dp_accounting.DpEvent`, which the RDP accountant knows.
+
+    Raises:
+        ValueError: If an argument is out of its range.
+    """
+    check_trials(mean_trials, shape)
+    events = tuple(trial)
+    if any(isinstance(e, dp_accounting.NonPrivateDpEvent) for e in events):
+        return dp_accounting.NonPrivateDpEvent()
+    # A tuple, as events are looked up by their hashes.
+    return dp_event.RepeatAndSelectDpEvent(
+        dp_accounting.ComposedDpEvent(events), float(mean_trials), float(shape)
+    )
+
+
+def check_trials(mean_trials: float, shape: float):
+    """Checks the distribution of the number of trials.
+
+    Args: as `selection_event`.
+
+    Raises:
+        ValueError: If an argument is out of its range.
+    """
+    if not 1 < mean_trials < math.inf:
+        raise ValueError(
+            f"Expected 1 < mean_trials < inf, got {mean_trials}. It is the "
+            "expected number of trials; a single one needs no selection."
+        )
+    if not 0 <= shape < math.inf:
+        raise ValueError(f"Expected 0 <= shape < inf, got {shape}.")
+
+
+def draw_trials(
+    mean_trials: float, shape: float, uniform: Callable | None = None
+) -> int:
+    """Draws the number of trials, which has to stay secret.
+
+    It is `k` with a probability in proportion to
+    `(1 - gamma)^k Γ(k + shape) / k!`, for k from 1 on.
+
+    Args:
+        mean_trials: float, > 1, its expectation.
+        shape: float, >= 0: 0 is the logarithmic distribution, 1 the geometric
+            one.
+        uniform: function that gives a float in [0, 1). Defaults to `None`, by
+            the system's cryptographic generator.
+
+    Returns:
+        An int, >= 1.
+
+    Raises:
+        ValueError: If an argument is out of its range.
+    """
+    check_trials(mean_trials, shape)
+    gamma = _gamma(mean_trials, shape)
+    rest = (uniform or secrets.SystemRandom().random)()
+    if shape == 0:
+        probability = (1 - gamma) / -math.log(gamma)
+    else:
+        probability = shape * (1 - gamma) / math.expm1(-shape * math.log(gamma))
+    count = 1
+    # Where the probabilities that are left vanish, so does the share of draws.
+    while rest >= probability > 0:
+        rest -= probability
+        probability *= (1 - gamma) * (count + shape) / (count + 1)
+        count += 1
+    return count
+
+
+def _gamma(mean, shape):
+    """The parameter with which the distribution has an expectation."""
+
+    def excess(log_gamma):
+        odds = math.expm1(-log_gamma)
+        if shape == 0:
+            expected = odds / -log_gamma
+        else:
+            expected = shape * odds / -math.expm1(shape * log_gamma)
+        return math.log(expected) - math.log(mean)
+
+    lowest = -1.0
+    while excess(lowest) < 0:
+        lowest *= 2
+    return math.exp(optimize.brentq(excess, lowest, -1e-12, xtol=1e-14))

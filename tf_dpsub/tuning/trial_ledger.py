@@ -1,0 +1,100 @@
+"""The ledger of one trial, which keeps to what the search has recorded."""
+
+import collections
+
+from tf_dpsub import accounting
+
+
+class BreaksGuaranteeError(ValueError):
+    """Raised where a trial would do what its search has not recorded."""
+
+
+class TrialLedger(accounting.PrivacyLedger):
+    """Counts the releases of one trial, and refuses those beyond its plan.
+
+    Formal guarantees: the search has recorded the plan before the first step of
+    the trial. A charge that the plan does not cover raises, before what it
+    stands for is released: a trial never releases more than was accounted for.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self._planned: collections.Counter | None = None
+        self._stated: tuple[accounting.LedgerEntry, ...] = ()
+
+    def plan(self, entries):
+        """States all that the trial will release.
+
+        Args:
+            entries: sequence of `accounting.LedgerEntry` with counts.
+
+        Raises:
+            BreaksGuaranteeError: if it was stated before.
+        """
+        if self._planned is not None:
+            raise BreaksGuaranteeError(
+                "Expected one call of `fit` in a trial, got another one: the "
+                "search has recorded what the first releases. Train for more "
+                "epochs in one call."
+            )
+        self._planned = collections.Counter()
+        for entry in entries:
+            self._planned[_kind(entry)] += _count(entry)
+        self._stated = tuple(entries)
+
+    def charge(self, entry, steps=1, epochs=0, planned=None):
+        """Counts steps, as `PrivacyLedger.charge`.
+
+        Raises:
+            BreaksGuaranteeError: if the plan does not cover them.
+        """
+        after = accounting.PrivacyLedger()
+        after.merge(self)
+        after.charge(entry, steps, epochs)
+        self._require_planned(after.entries)
+        super().charge(entry, steps, epochs, planned)
+
+    def merge(self, other):
+        """Takes over what another ledger has counted, as `PrivacyLedger.merge`.
+
+        Raises:
+            BreaksGuaranteeError: if the plan does not cover it.
+        """
+        after = accounting.PrivacyLedger.from_json(self.to_json())
+        after.merge(other)
+        self._require_planned(after.entries)
+        super().merge(other)
+
+    def _require_planned(self, entries):
+        counts: collections.Counter = collections.Counter()
+        for entry in entries:
+            counts[_kind(entry)] += _count(entry)
+        planned = self._planned or {}
+        beyond = [k for k, count in counts.items() if count > planned.get(k, 0)]
+        if beyond:
+            raise BreaksGuaranteeError(
+                "Expected a trial that releases what the search has recorded "
+                f"when its training began, got more of {beyond[0][0]}. Train "
+                "by one call of `fit` in `HyperModel.fit`, and score by "
+                "`callbacks.PrivateValidation` or public data, not by "
+                "`evaluate_privately`."
+            )
+        known = {what for entry in self._stated for what in entry.uncovered}
+        for entry in entries:
+            more = [what for what in entry.uncovered if what not in known]
+            if more:
+                raise BreaksGuaranteeError(
+                    "Expected trials that the guarantee covers, got one with "
+                    f"{more[0]}. Leave that out of the search."
+                )
+
+
+def _kind(entry):
+    return entry.mechanism, entry.step_event(), entry.private_state
+
+
+def _count(entry):
+    """Number of step events that an entry composes."""
+    if entry.each_example_once_per_epoch and entry.epochs:
+        return entry.epochs
+    return entry.steps
