@@ -214,6 +214,24 @@ def test_little_noise_counts_as_a_gaussian():
     assert random_allocation.event(0.0, 9) == dp_accounting.NonPrivateDpEvent()
 
 
+@pytest.mark.parametrize("noise_multiplier", [1e3, 1e5, 1e12])
+@pytest.mark.parametrize("steps", [2, 10_000])
+def test_much_noise_is_cheap_and_never_free(noise_multiplier, steps):
+    event = random_allocation.event(noise_multiplier, steps)
+    removed, added = random_allocation.divergences(
+        event.noise_multiplier, steps, [2.0, 8.0, 64.0]
+    )
+    exact = np.log1p(np.expm1(event.noise_multiplier**-2) / steps)
+    for found in (removed, added):
+        assert np.all(found > 0.99 * exact)
+        assert np.all(found < 64 / event.noise_multiplier**2 + 1e-9)
+    losses = random_allocation.losses(event.noise_multiplier, steps, 1e-4)
+    assert 0 < losses.get_delta_for_epsilon(0.0) < 1 / event.noise_multiplier
+    # Within a step of the grid.
+    spent = losses.get_epsilon_for_delta(1e-6)
+    assert spent < 6 / event.noise_multiplier + 1e-4
+
+
 @pytest.mark.parametrize("noise_multiplier", [0.051, 0.26])
 def test_hardly_any_noise_hides_little(noise_multiplier):
     losses = random_allocation.losses(noise_multiplier, 10, 1e-2, 200)

@@ -13,6 +13,7 @@ RUN = {"examples": 2000, "delta": 1e-5, "epochs": 2, "epsilon": 1.0}
     "kind, arguments, message",
     [
         (PlannedRun, RUN | {"epochs": 0}, "Expected epochs >= 1"),
+        (PlannedRun, RUN | {"sampling": "no"}, "Expected sampling to be one"),
         (PlannedRun, RUN | {"examples": 1.5}, "Expected examples >= 1"),
         (PlannedRun, RUN | {"noise_multiplier": 1.0}, "one of them None"),
         (PlannedRun, RUN | {"epsilon": None}, "one of them None"),
@@ -87,3 +88,13 @@ class TestBandNoise:
         assert all(
             "bands=4 of DPSGD" in r and "25 % less" in r for r in reasons
         )
+
+
+def test_each_example_once_in_an_epoch_needs_less_noise():
+    poisson, once = (
+        PlannedRun(
+            **RUN, sampling=sampling, accountant="rdp"
+        ).effective_noise_multiplier(500)
+        for sampling in ("poisson", "once_per_epoch")
+    )
+    assert once < poisson

@@ -69,6 +69,8 @@ from tf_dpsub.checks import check_count, check_noise_multiplier
 
 # With less noise, ratios are beyond the range of floats.
 _LEAST_NOISE = 0.05
+# More is accounted as this: differences of ratios are then rounding errors.
+_MOST_NOISE = 1e5
 # Points of a grid for the law of a sum: errors fall with their square.
 POINTS = 400
 # Probability, or share of the mean, that a grid leaves out at each end.
@@ -116,7 +118,9 @@ def event(noise_multiplier: float, steps: int):
     if steps == 1 or noise_multiplier < _LEAST_NOISE:
         # A mixture of Gaussians of one shift each is no worse than one of them.
         return dp_accounting.GaussianDpEvent(float(noise_multiplier))
-    return RandomAllocationDpEvent(float(noise_multiplier), int(steps))
+    return RandomAllocationDpEvent(
+        min(float(noise_multiplier), _MOST_NOISE), int(steps)
+    )
 
 
 def losses(
@@ -187,13 +191,17 @@ def divergences(noise_multiplier: float, steps: int, orders) -> np.ndarray:
     if largest < 2 or noise_multiplier < 0.25:
         return np.stack([bound, bound])
     exponents = np.arange(1.0, largest)
+    # Sums of logarithms take that of one step so many times.
+    rounding = 1e-13 + 1e-14 * steps
     at_whole = (
         _log_moments(noise_multiplier, steps, largest),
         _log_inverse_moments(noise_multiplier, steps, exponents),
     )
     chords = [
         # 0 at order 1.
-        np.interp(orders, np.arange(1, largest + 1), [0, *logarithms])
+        np.interp(
+            orders, np.arange(1, largest + 1), [0, *(logarithms + rounding)]
+        )
         for logarithms in at_whole
     ]
     exact = np.minimum(np.stack(chords) / (orders - 1), bound)
