@@ -51,9 +51,11 @@ dp-accounting, with its Fourier transforms and its truncation of tails.
 Reference:
   - [Privacy Amplification by Random Allocation](
     https://arxiv.org/abs/2502.08202)
+  - [Efficient Privacy Loss Accounting for Subsampling and Random Allocation](
+    https://arxiv.org/abs/2602.17284)
   - [Balls-and-Bins Sampling for DP-SGD](https://arxiv.org/abs/2412.16802)
-  - [Optimal Accounting of Differential Privacy via Characteristic Function,
-    on dominating pairs](https://arxiv.org/abs/2106.08567), theorem 10
+  - [Optimal Accounting of Differential Privacy via Characteristic Function](
+    https://arxiv.org/abs/2106.08567), of pairs that dominate
 """
 
 import functools
