@@ -6,6 +6,7 @@ import math
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tf_dpsub
 from tests.training.plain_models import loss
@@ -141,6 +142,9 @@ class TestRun:
         assert shapes == [(INPUTS, OUTPUTS)]
         # Counts of steps, and learning rates.
         assert all(v.shape == () for v in model.optimizer.variables)
+        checkpoint = tf.train.Checkpoint(model=model).save(tmp_path / "point")
+        shapes = [shape for _, shape in tf.train.list_variables(checkpoint)]
+        assert sum(map(math.prod, shapes)) < 1.1 * INPUTS * OUTPUTS
         loaded = keras.models.load_model(path)
         assert loaded.optimizer.bands == 4
         assert loaded.epsilon(1e-5) == model.epsilon(1e-5)
@@ -299,8 +303,6 @@ class TestRefusals:
             dpsgd(make=getattr(optimizers, name), bands=2, **kwargs)
 
     def test_batches_that_the_user_gives_cost_nothing(self):
-        import tensorflow as tf
-
         model = private(dpsgd(bands=2))
         x, y = nothing()
         rows = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
