@@ -24,7 +24,7 @@ def _private(rate=0.1, ledger_path=None, metrics=None, **kwargs):
     kwargs = {"noise_multiplier": 3.0, "l2_norm_clip": 1.0, **kwargs}
     model.compile(
         tf_dpsub.optimizers.DPSGD(
-            keras.optimizers.SGD(rate), batch_size=20, **kwargs
+            keras.optimizers.SGD(rate, momentum=0.9), batch_size=20, **kwargs
         ),
         LOSS,
         metrics=metrics,

@@ -368,8 +368,10 @@ class PrivateRandomSearch(keras_tuner.RandomSearch):
         """
         (trial,) = self._best("num_models", num_models)
         model = self._try_build(trial.hyperparameters)
-        path = self._get_checkpoint_fname(trial.trial_id)
-        model.load_weights(path)
+        with model.distribute_strategy.scope():
+            # The checkpoint has its state.
+            model.optimizer.build_for(model)
+        model.load_weights(self._get_checkpoint_fname(trial.trial_id))
         notes = {note: None for e in model.ledger.entries for note in e.notes}
         self.ledger.add(
             self.oracle.name,
