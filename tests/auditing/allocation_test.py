@@ -14,23 +14,25 @@ CHECKS = ["once per epoch", "random steps", "epsilon of epochs"]
 class FixedOrder(OncePerEpoch):
     """Takes the examples in their order, in each epoch."""
 
-    def _draws(self, examples, key, chunk):
-        size = -(-examples // self.steps_per_epoch)
+    def _draws(self, index, replicas):
+        size = -(-self.examples // self.steps_per_epoch)
 
         def draw(step):
             first = step % self.steps_per_epoch * size
-            last = tf.minimum(first + size, examples)
+            last = tf.minimum(first + size, self.examples)
             return tf.range(first, last), step
 
-        return tf.data.Dataset.counter(dtype=tf.int64).map(draw)
+        return lambda key: tf.data.Dataset.counter(dtype=tf.int64).map(draw)
 
 
 class OneAllocation(OncePerEpoch):
     """Draws an allocation for the first epoch, and keeps it."""
 
-    def _draws(self, examples, key, chunk):
-        whole = super()._draws(examples, key, chunk)
-        return whole.take(self.steps_per_epoch).cache().repeat()
+    def _draws(self, index, replicas):
+        draws = super()._draws(index, replicas)
+        return lambda key: (
+            draws(key).take(self.steps_per_epoch).cache().repeat()
+        )
 
 
 class DrawnByPoisson(OncePerEpoch):
