@@ -4,7 +4,6 @@ import copy
 
 import keras
 import tensorflow as tf
-from absl import logging
 from keras import tree
 
 from tf_dpsub import accounting, interruptions
@@ -18,11 +17,12 @@ from tf_dpsub.training import (
     loss_scales,
     microbatches,
     own_loss,
+    planned_runs,
     preprocessing,
     private_batches,
     private_evaluation,
     private_step,
-    released_metrics,
+    reported_privacy,
     requirements,
     run,
     saving,
@@ -72,7 +72,9 @@ def make_private(model, *, ledger_path: str | None = None):
 
 @keras.saving.register_keras_serializable("tf_dpsub")
 class PrivateModel(
-    private_evaluation.EvaluatedPrivately, saving.SavedWithLedger
+    reported_privacy.ReportsPrivacy,
+    private_evaluation.EvaluatedPrivately,
+    saving.SavedWithLedger,
 ):
     """Trains the weights of a plain model privately.
 
@@ -156,62 +158,6 @@ class PrivateModel(
 
     def summary(self, *args, **kwargs):
         return self.model.summary(*args, **kwargs)
-
-    # Privacy.
-
-    def epsilon(
-        self,
-        delta: float,
-        accountant: str = "pld",
-        rows_per_person: int | None = None,
-    ) -> float:
-        """Epsilon spent so far.
-
-        Args:
-            delta: float, in (0, 1).
-            accountant: string, `"pld"`, the smaller bound, or `"rdp"`, the
-                cheaper one. Defaults to `"pld"`.
-            rows_per_person: int, the most rows of one person, for the epsilon
-                of all of them together; see `data.limit_rows`. Defaults to
-                `None`, that of one row, or of one id of `person_ids`.
-
-        Returns:
-            float, `inf` if a step was not private.
-
-        Raises:
-            ValueError: if the optimizer has taken steps that were not counted,
-                or an argument is out of its range.
-        """
-        self._carried_ledger.require_all_steps()
-        if self.current_run is None and self._carried_ledger.is_newly_changed():
-            logging.warning(
-                "The weights were changed after the last private step, outside "
-                "of private training: epsilon does not cover that."
-            )
-        return self.ledger.epsilon(delta, accountant, rows_per_person)
-
-    def privacy_statement(
-        self, delta, accountant="pld", rows_per_person: int | None = None
-    ) -> str:
-        """Statement of what was spent, and on which assumptions.
-
-        Args: as `epsilon`.
-
-        Returns:
-            string of several lines.
-
-        Raises: as `epsilon`.
-        """
-        self._carried_ledger.require_all_steps()
-        return accounting.statement(
-            self.ledger,
-            delta=delta,
-            accountant=accountant,
-            model_name=self.model.name,
-            weights_were_changed=self._carried_ledger.is_changed(),
-            uncovered=self._carried_ledger.uncovered_before(),
-            rows_per_person=rows_per_person,
-        )
 
     # Compiling.
 
@@ -383,41 +329,15 @@ class PrivateModel(
             rows_per_person_per_step=rows_per_person_per_step,
             sampling=sampling,
         )
-        sampling_of_run = run.sampling_of(self, batches)
-        beside = released_metrics.planned_entries(
+        current_run = planned_runs.planned(
             self,
-            requirements.all_callbacks(callbacks),
-            initial_epoch,
-            epochs,
-            sampling_of_run["unit"],
-        )
-        plan = calibration.calibrate(
-            self,
-            sampling_of_run,
-            batches.steps_per_epoch,
-            epochs,
-            initial_epoch,
-            verbose,
-            beside,
-        )
-        workers.require_same_training(self, batches, epochs, initial_epoch)
-        stated = requirements.stated(
-            self,
-            batches.inputs,
-            callbacks,
-            validation_data if is_public else None,
-            allow_private_selection,
-        )
-        self.prepare_training(batches.spec, batches.views)
-        requirements.warn_of_equal_views(self, batches)
-        current_run = run.Run(
-            self,
-            run.entry_of(self, batches, target=plan, **stated),
-            steps_per_epoch=batches.steps_per_epoch,
-            last_epoch=epochs,
-            first_epoch=initial_epoch,
-            inputs=batches.inputs,
-            beside=beside,
+            batches,
+            epochs=epochs,
+            initial_epoch=initial_epoch,
+            verbose=verbose,
+            callbacks=callbacks,
+            public_data=validation_data if is_public else None,
+            allow_private_selection=allow_private_selection,
         )
         with current_run, workers.lost_worker_named(self.distribute_strategy):
             self.optimizer.public_state.begin_run(current_run.steps)
