@@ -15,7 +15,12 @@ from tests.accounting.entries import (
     ledger_of,
 )
 from tf_dpsub import accounting
-from tf_dpsub.accounting import LedgerEntry, PrivacyLedger, statement
+from tf_dpsub.accounting import (
+    LedgerEntry,
+    PrivacyLedger,
+    accountants,
+    statement,
+)
 from tf_dpsub.accounting.statement import round_up
 
 DELTA = 1e-5
@@ -24,7 +29,7 @@ PERSONS = changed(POISSON, unit="person", examples=4000, batch_size=100)
 
 
 class TestRowsPerPerson:
-    # BREADTH: computed by dp-accounting's own distributions.
+    # Computed by dp-accounting's own distributions.
     @pytest.mark.parametrize(
         "rows, expected",
         [(1, 0.8158), (2, 1.7525), (4, 3.8336), (8, 8.6886), (16, 20.9238)],
@@ -219,3 +224,65 @@ class TestStatement:
         text = self.stated(changed(POISSON, largest_rate=0.25))
         assert "independently, with probability 0.25 at most" in text
         assert "one row given to training" in text
+
+
+class TestRowsOfAPersonInOtherEntries:
+    """Several rows move what is released by several sensitivities at most."""
+
+    def assert_gaussians(self, entry, multiplier, count):
+        expected = dp_accounting.SelfComposedDpEvent(
+            dp_accounting.GaussianDpEvent(multiplier), count
+        )
+        assert accountants.composed_epsilon(
+            [entry.event(rows_per_person=3)], delta=DELTA
+        ) == accountants.composed_epsilon([expected], delta=DELTA)
+
+    def test_epochs_of_random_steps(self):
+        entry = changed(
+            POISSON,
+            sampler="allocation",
+            each_example_once_per_epoch=True,
+            epoch_steps=10,
+            noise_multiplier=9.0,
+            steps=20,
+            epochs=2,
+        )
+        self.assert_gaussians(entry, 3.0, 2)
+        alone = accountants.composed_epsilon([entry.event()], delta=DELTA)
+        of_rows = accountants.composed_epsilon([entry.event(2)], delta=DELTA)
+        assert of_rows > 2 * alone
+        assert of_rows == accounting.epsilon(
+            noise_multiplier=9.0,
+            sampling_rate=0.1,
+            steps=20,
+            delta=DELTA,
+            sampling="once_per_epoch",
+            rows_per_person=2,
+        )
+
+    def test_bands(self):
+        entry = changed(POISSON, noise_multiplier=9.0, bands=4, steps=9)
+        self.assert_gaussians(entry, 3.0, 3)
+
+    def test_a_person_who_is_drawn_counts_once(self):
+        for change in (
+            {"bands": 4, "steps": 9},
+            {
+                "sampler": "allocation",
+                "each_example_once_per_epoch": True,
+                "epoch_steps": 10,
+                "steps": 10,
+                "epochs": 1,
+            },
+        ):
+            entry = changed(PERSONS, **change)
+            assert entry.event(rows_per_person=3) == entry.event()
+
+    def test_trials_of_a_search(self):
+        trial = changed(POISSON, steps=10)
+        entry = changed(POISSON, trial=(trial,), mean_trials=5.0, steps=1)
+        one, two = (
+            accountants.composed_epsilon([entry.event(rows)], delta=DELTA)
+            for rows in (1, 2)
+        )
+        assert two > 2 * one

@@ -183,3 +183,13 @@ def test_the_statement_says_what_must_stay_secret():
     assert "400 steps with noise multiplier" in words
     assert "2 releases of metrics of 300 rows" in words
     assert "their number, the time" in words
+
+
+@pytest.mark.parametrize("shape", [0.0, 0.5, 1.0])
+def test_divergences_are_those_of_dp_accounting(shape):
+    trial = accountants.sampled_gaussian(2.0, 0.1)
+    event = selection.selection_event([trial], 30.0, shape)
+    library = dp_accounting.rdp.RdpAccountant(accountants.RDP_ORDERS)
+    library.compose(event)
+    found = accountants.composed_epsilon([event], delta=1e-5, accountant="rdp")
+    assert found == pytest.approx(library.get_epsilon(1e-5), rel=1e-9)

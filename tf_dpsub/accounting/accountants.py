@@ -34,6 +34,7 @@ from collections.abc import Callable
 
 import dp_accounting
 import numpy as np
+from dp_accounting import dp_event
 from dp_accounting.rdp import rdp_privacy_accountant
 from scipy import special
 
@@ -41,6 +42,7 @@ from tf_dpsub.accounting import (
     gaussian_mixtures,
     loss_distributions,
     random_allocation,
+    selection,
 )
 from tf_dpsub.checks import (
     check_choice,
@@ -242,6 +244,50 @@ def noise_multiplier(
             f"{sampling_rate}. Raise epsilon or delta, or take fewer steps."
         )
     return found
+
+
+def selection_epsilon(
+    *,
+    noise_multiplier: float,
+    sampling_rate: float,
+    steps: int,
+    mean_trials: float,
+    delta: float,
+    distribution: str = "logarithmic",
+) -> float:
+    """Epsilon of the best of a random number of trials of private training.
+
+    Args:
+        noise_multiplier: float, of each step, as for `epsilon`.
+        sampling_rate: float in (0, 1], as for `epsilon`.
+        steps: int, of one trial.
+        mean_trials: float, > 1, the expected number of trials.
+        delta: float in (0, 1).
+        distribution: str, of the number of trials: `"logarithmic"`, which is
+            the cheapest from a few trials on, or `"geometric"`. Defaults to
+            `"logarithmic"`.
+
+    Returns:
+        A float, by RDP.
+
+    Raises:
+        ValueError: If an argument is out of its range.
+
+    Example:
+
+    ```python
+    tf_dpsub.accounting.selection_epsilon(
+        noise_multiplier=4.0, sampling_rate=0.025, steps=1200,
+        mean_trials=30, delta=1e-5,
+    )  # 1.746
+    ```
+    """
+    step = sampled_gaussian(noise_multiplier, sampling_rate)
+    trial = dp_accounting.SelfComposedDpEvent(step, _check_steps(steps))
+    event = selection.selection_event(
+        [trial], mean_trials, selection.shape_of(distribution)
+    )
+    return composed_epsilon([event], delta=delta, accountant="rdp")
 
 
 def least_noise(
@@ -620,6 +666,13 @@ def _curve(event, orders):
         return random_allocation.divergences(
             event.noise_multiplier, event.steps, orders
         ).max(axis=0)
+    if isinstance(event, dp_event.RepeatAndSelectDpEvent):
+        return selection.renyi_divergences(
+            _composed_curve(_totals([event.event]), orders),
+            orders,
+            event.mean,
+            event.shape,
+        )
     accountant = dp_accounting.rdp.RdpAccountant(orders)
     with _without_order_warnings():
         accountant.compose(event)

@@ -6,11 +6,10 @@ is drawn anew and stays secret. With a fixed number of trials, or a known one,
 the choice would cost as much as all trials together.
 
 Formal guarantees: with K of the truncated negative binomial distribution, what
-`selection_event` composes bounds the release of the best trial, its score and
-settings included (Papernot and Steinke, theorem 2, which dp-accounting
-evaluates at its Rényi orders). It holds for trials that are independent and
-alike, for scores that a trial computes privately or from public data, and for
-ties that are broken by chance.
+`renyi_divergences` gives bounds the release of the best trial, its score and
+settings included (Papernot and Steinke, theorem 2). It holds for trials that
+are independent and alike, for scores that a trial computes privately or from
+public data, and for ties that are broken by chance.
 
 Reference:
   - [Hyperparameter Tuning with Renyi Differential Privacy](
@@ -24,58 +23,14 @@ import secrets
 from collections.abc import Callable
 
 import dp_accounting
+import numpy as np
 from dp_accounting import dp_event
 from scipy import optimize
 
-from tf_dpsub.accounting import accountants
 from tf_dpsub.checks import check_choice
 
 # Shapes of the distribution of the number of trials, by its names.
 DISTRIBUTIONS = {"logarithmic": 0.0, "geometric": 1.0}
-
-
-def selection_epsilon(
-    *,
-    noise_multiplier: float,
-    sampling_rate: float,
-    steps: int,
-    mean_trials: float,
-    delta: float,
-    distribution: str = "logarithmic",
-) -> float:
-    """Epsilon of the best of a random number of trials of private training.
-
-    Args:
-        noise_multiplier: float, of each step, as for `epsilon`.
-        sampling_rate: float in (0, 1], as for `epsilon`.
-        steps: int, of one trial.
-        mean_trials: float, > 1, the expected number of trials.
-        delta: float in (0, 1).
-        distribution: str, of the number of trials: `"logarithmic"`, which is
-            the cheapest from a few trials on, or `"geometric"`. Defaults to
-            `"logarithmic"`.
-
-    Returns:
-        A float, by RDP.
-
-    Raises:
-        ValueError: If an argument is out of its range.
-
-    Example:
-
-    ```python
-    tf_dpsub.accounting.selection_epsilon(
-        noise_multiplier=4.0, sampling_rate=0.025, steps=1200,
-        mean_trials=30, delta=1e-5,
-    )  # 1.746
-    ```
-    """
-    step = accountants.sampled_gaussian(noise_multiplier, sampling_rate)
-    trial = dp_accounting.SelfComposedDpEvent(
-        step, accountants._check_steps(steps)
-    )
-    event = selection_event([trial], mean_trials, shape_of(distribution))
-    return accountants.composed_epsilon([event], delta=delta, accountant="rdp")
 
 
 def shape_of(distribution: str) -> float:
@@ -93,7 +48,7 @@ def selection_event(trial, mean_trials: float, shape: float):
         shape: float, >= 0, of the truncated negative binomial distribution.
 
     Returns:
-        A `dp_accounting.DpEvent`, which the RDP accountant knows.
+        A `dp_accounting.DpEvent`, which has a bound by RDP.
 
     Raises:
         ValueError: If an argument is out of its range.
@@ -106,6 +61,32 @@ def selection_event(trial, mean_trials: float, shape: float):
     return dp_event.RepeatAndSelectDpEvent(
         dp_accounting.ComposedDpEvent(events), float(mean_trials), float(shape)
     )
+
+
+def renyi_divergences(of_trial, orders, mean_trials: float, shape: float):
+    """Bounds the Rényi divergence of the best of a random number of trials.
+
+    Args:
+        of_trial: array of floats, `[orders]`, that of one trial.
+        orders: sequence of floats, > 1 and rising.
+        mean_trials: float, > 1, the expected number of trials.
+        shape: float, >= 0, of the truncated negative binomial distribution.
+
+    Returns:
+        Array of floats, `[orders]`.
+
+    Reference:
+      - [Hyperparameter Tuning with Renyi Differential Privacy](
+        https://arxiv.org/abs/2110.03620), theorem 2
+    """
+    orders, of_trial = np.asarray(orders), np.asarray(of_trial)
+    log_gamma = math.log(_gamma(mean_trials, shape))
+    beside = float(np.min((1 - 1 / orders) * of_trial - log_gamma / orders))
+    bounds = (
+        of_trial + math.log(mean_trials) / (orders - 1) + (1 + shape) * beside
+    )
+    # A divergence rises with its order: each bounds those before.
+    return np.minimum.accumulate(bounds[::-1])[::-1]
 
 
 def check_trials(mean_trials: float, shape: float):

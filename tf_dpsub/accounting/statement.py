@@ -85,11 +85,11 @@ _RATES = (
     "better."
 )
 _CYCLIC = (
-    "Cyclic Poisson sampling: a public rule splits the {examples} examples "
+    "Cyclic Poisson sampling: a public rule splits the {examples} {unit}s "
     "into {bands} groups. Steps took one group after the other, and drew each "
-    "of its examples independently with probability q = {rate:.4g}. Of the "
+    "of its {unit}s independently with probability q = {rate:.4g}. Of the "
     "noise of a step, the {others} following ones take a part back: each time "
-    "that an example was drawn counts with all of them, in {cycles} cycles of "
+    "that one {unit} was drawn counts with all of them, in {cycles} cycles of "
     "{bands} steps."
 )
 _BATCHES = (
@@ -100,8 +100,8 @@ _BATCHES = (
     "no `map` of whole batches mixes or standardises their rows."
 )
 _ALLOCATION = (
-    "Each example once in an epoch, at a random step: in every epoch of "
-    "{steps} steps each of the {examples} examples was drawn at exactly one of "
+    "Each {unit} once in an epoch, at a random step: in every epoch of "
+    "{steps} steps each of the {examples} {unit}s was drawn at exactly one of "
     "them, chosen uniformly and independently of all others; {epochs} epochs "
     "were begun, and each of them counts whole."
 )
@@ -264,9 +264,11 @@ def _claim(entries, events, epsilon, delta, accountant):
     by = accountants.bounding_accountant(
         events, delta=delta, accountant=accountant
     )
+    answers = all(entry.mechanism in _VOTES for entry in entries)
     return (
-        f"Training was (ε = {round_up(epsilon)}, δ = {delta:g})-differentially "
-        f"private, {_sampling(entries)}, by {by.upper()} accounting."
+        f"{'Answering' if answers else 'Training'} was (ε = "
+        f"{round_up(epsilon)}, δ = {delta:g})-differentially private, "
+        f"{_sampling(entries)}, by {by.upper()} accounting."
     )
 
 
@@ -422,6 +424,7 @@ def _mechanism(entry):
     if entry.bands > 1:
         return text + _CYCLIC.format(
             examples=entry.examples,
+            unit=entry.unit,
             bands=entry.bands,
             rate=entry.bands * entry.sampling_rate,
             others=entry.bands - 1,
@@ -438,6 +441,7 @@ def _mechanism(entry):
         return text + _ALLOCATION.format(
             steps=entry.epoch_steps,
             examples=entry.examples,
+            unit=entry.unit,
             epochs=entry.epochs,
         )
     if entry.each_example_once_per_epoch:

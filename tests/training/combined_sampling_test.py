@@ -1,0 +1,153 @@
+"""Persons, epochs of random steps and bands, two of them in one run."""
+
+import numpy as np
+import pytest
+
+from tests.training.plain_models import X, Y, dpsgd, linear, private
+from tf_dpsub import accounting, callbacks, data
+from tf_dpsub.data import person_batches
+
+DELTA = 1e-5
+# Of eight persons, each with one to four rows.
+COUNTS = np.array([1, 2, 4, 3, 2, 3, 4, 1])
+IDS = np.random.default_rng(3).permutation(np.repeat(np.arange(8), COUNTS))
+STEPS = 4
+
+
+def persons_of_steps(batches, steps):
+    """The persons that each of some steps has drawn, a list of lists."""
+    drawn = batches.dataset().take(steps).as_numpy_iterator()
+    return [sorted(batch["y"][batch["real"] == 1]) for batch in drawn]
+
+
+def persons(kind, groups=1):
+    rows = kind(np.arange(len(IDS)), IDS, batch_size=2, seed=0)
+    return person_batches.of_persons(rows, IDS, 1).in_groups(groups)
+
+
+class TestPersonsOncePerEpoch:
+    def test_each_person_is_in_one_batch_of_an_epoch(self):
+        batches = persons(data.OncePerEpoch)
+        assert batches.steps_per_epoch == STEPS
+        assert batches.sampling_rate == 1 / STEPS
+        drawn = persons_of_steps(batches, 3 * STEPS)
+        epochs = [drawn[i : i + STEPS] for i in range(0, 3 * STEPS, STEPS)]
+        assert all(sorted(sum(e, [])) == list(range(8)) for e in epochs)
+        assert epochs[0] != epochs[1]
+
+    def test_run(self):
+        model = private(linear(), dpsgd(batch_size=2))
+        model.fit(
+            X[: len(IDS)],
+            Y[: len(IDS)],
+            epochs=2,
+            person_ids=IDS,
+            sampling="once_per_epoch",
+            verbose=0,
+        )
+        (entry,) = model.ledger.entries
+        assert (entry.unit, entry.examples) == ("person", 8)
+        assert (entry.epochs, entry.epoch_steps) == (2, STEPS)
+        assert model.epsilon(DELTA) == pytest.approx(
+            accounting.epsilon(
+                noise_multiplier=1.0,
+                sampling_rate=1 / STEPS,
+                steps=2 * STEPS,
+                delta=DELTA,
+                sampling="once_per_epoch",
+            )
+        )
+        statement = " ".join(model.privacy_statement(DELTA).split())
+        assert "each of the 8 persons was drawn at exactly one" in statement
+
+
+class TestPersonsWithBands:
+    def test_groups_split_persons(self):
+        drawn = persons_of_steps(persons(data.PoissonBatches, 2), 200)
+        groups = [set(sum(drawn[g::2], [])) for g in range(2)]
+        assert sorted(map(len, groups)) == [4, 4]
+        assert not groups[0] & groups[1]
+
+    def test_run(self):
+        model = private(linear(), dpsgd(batch_size=2, bands=2))
+        model.fit(
+            X[: len(IDS)], Y[: len(IDS)], epochs=1, person_ids=IDS, verbose=0
+        )
+        (entry,) = model.ledger.entries
+        assert (entry.unit, entry.examples, entry.bands) == ("person", 8, 2)
+        assert model.epsilon(DELTA) == pytest.approx(
+            accounting.epsilon(
+                noise_multiplier=1.0,
+                sampling_rate=2 * 2 / 8,
+                steps=STEPS // 2,
+                delta=DELTA,
+            )
+        )
+        statement = " ".join(model.privacy_statement(DELTA).split())
+        assert "splits the 8 persons into 2 groups" in statement
+
+
+class TestRefused:
+    def refused(self, x, match, **arguments):
+        model = private(linear(), dpsgd(bands=2))
+        with pytest.raises(ValueError, match=match):
+            model.fit(x, verbose=0, **arguments)
+        assert model.ledger.steps == 0
+
+    def test_bands_in_epochs_of_random_steps(self):
+        self.refused(X, "take bands=1", y=Y, sampling="once_per_epoch")
+
+    def test_bands_with_rates_of_rows(self):
+        rates = np.full(len(X), 0.2)
+        self.refused(
+            data.PoissonBatches(X, Y, batch_size=4, sampling_rates=rates),
+            "take bands=1",
+        )
+
+    def test_rates_of_rows_in_epochs_of_random_steps(self):
+        with pytest.raises(ValueError, match="no sampling_rates where each"):
+            data.OncePerEpoch(
+                X, Y, batch_size=4, sampling_rates=np.full(len(X), 0.2)
+            )
+
+
+class TestUnits:
+    """Steps and validation protect the same, or raise."""
+
+    def fitted(self, **arguments):
+        model = private(linear(), dpsgd())
+        model.fit(X, Y, steps_per_epoch=1, verbose=0, **arguments)
+        return model
+
+    def test_validation_of_persons(self):
+        ids = np.arange(len(X)) // 2
+        model = self.fitted(person_ids=ids)
+        model.evaluate_privately(
+            X, Y, noise_multiplier=5.0, person_ids=ids, metrics={"loss": 2.0}
+        )
+        assert {entry.unit for entry in model.ledger.entries} == {"person"}
+        assert 0 < model.epsilon(DELTA) < np.inf
+        assert "10 persons, each by the means" in " ".join(
+            model.privacy_statement(DELTA).split()
+        )
+
+    @pytest.mark.parametrize("of_persons", [False, True])
+    def test_validation_of_another_unit(self, of_persons):
+        ids = np.arange(len(X)) // 2
+        model = self.fitted(**{} if of_persons else {"person_ids": ids})
+        other = {"person_ids": ids} if of_persons else {}
+        settings = {"noise_multiplier": 5.0, "metrics": {"loss": 2.0}}
+        with pytest.raises(ValueError, match="person_ids to all of them"):
+            model.evaluate_privately(X, Y, **settings, **other)
+        model = private(linear(), dpsgd())
+        with pytest.raises(ValueError, match="Give person_ids to both"):
+            model.fit(
+                X,
+                Y,
+                callbacks=[
+                    callbacks.PrivateValidation(X, Y, **settings, **other)
+                ],
+                verbose=0,
+                **{} if of_persons else {"person_ids": ids},
+            )
+        assert not model.ledger.entries
