@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from tf_dpsub.launchers.papers import digits, gep, pdp, rgp
+from tf_dpsub.launchers.papers import digits, gep, pdp, rgp, sampling
 from tf_dpsub.launchers.papers.accuracy_by_epsilon import AccuracyByEpsilon
 from tf_dpsub.launchers.papers.geometric_median import GeometricMedian
 from tf_dpsub.launchers.papers.pate_mnist import PateMnist
@@ -32,6 +32,7 @@ EXPERIMENTS = {
     "rgp_glue": rgp.glue,
     "rgp_rank": rgp.rank,
     "rgp_residual": rgp.residual,
+    "mnist_sampling": sampling.mnist,
     "digits_methods": digits.methods,
     "digits_precision": digits.precision,
 }

@@ -15,6 +15,9 @@ _STYLES = {
     "RGP-public": (figures.GREEN, "D"),
     "DP-PowerSGD": (figures.ORANGE, "v"),
     "LoRA": (figures.ORANGE, "D"),
+    "Poisson": (figures.GREY, "o"),
+    "once per epoch": (figures.BLUE, "s"),
+    "bands": (figures.GREEN, "D"),
 }
 COLOURS = {name: colour for name, (colour, _) in _STYLES.items()}
 MARKERS = {name: marker for name, (_, marker) in _STYLES.items()}

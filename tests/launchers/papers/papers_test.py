@@ -88,6 +88,9 @@ class TestEveryExperiment:
             "RGP-public": ("RGP", None, None),
             "PowerSGD": ("DPPowerSGD", None, None),
             "DP-PowerSGD": ("DPPowerSGD", None, None),
+            "Poisson": ("DPSGD", None, None),
+            "once per epoch": ("DPSGD", None, None),
+            "bands": ("DPSGD", None, None),
         }
         for trial in experiment.trials:
             config = trial.config
@@ -99,6 +102,10 @@ class TestEveryExperiment:
             name = trial.method.partition(", σ")[0]
             name, _, not_private = name.partition(", not private")
             assert kind == kinds[name]
+            assert config.sampling == (
+                "once_per_epoch" if name == "once per epoch" else "poisson"
+            )
+            assert config.bands == ("auto" if name == "bands" else None)
 
     def test_figures_are_drawn(self, experiment, tmp_path):
         """Figures of finished trials, with two seeds of each setting."""
