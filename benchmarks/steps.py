@@ -191,6 +191,9 @@ class _Endless:
     def require_noise(self, multiplier):
         pass
 
+    def take_from(self, iterator):
+        pass
+
     def steps_at_once(self, steps_per_execution):
         return 1
 

@@ -149,6 +149,7 @@ def test_other_inputs_and_maps_keep_the_sampler():
         "examples": EXAMPLES,
         "each_example_once_per_epoch": True,
         "epoch_steps": STEPS,
+        "unit": "example",
     }
 
     def noisy(x, y, seed):

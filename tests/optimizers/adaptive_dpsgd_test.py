@@ -122,7 +122,7 @@ class TestEvent:
             "AdaptiveDPSGD, whose clip starts from C and follows the 0.5 "
             "quantile of norms at rate 0.2, by counts with noise of 2.5"
         )
-        assert model.epsilon(1e-5, "rdp") == pytest.approx(
+        assert model.epsilon(1e-5) == pytest.approx(
             accounting.epsilon(
                 noise_multiplier=1.0,
                 sampling_rate=_BATCH / 64,

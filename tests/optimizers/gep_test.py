@@ -400,7 +400,7 @@ class TestAccounting:
         model = make_private(optimizer)
         model.fit(X, Y, verbose=0)
         sigma = 3.0 / 2**0.5 if residual else 3.0
-        assert model.epsilon(1e-5, "rdp") == pytest.approx(
+        assert model.epsilon(1e-5) == pytest.approx(
             accounting.epsilon(
                 noise_multiplier=sigma,
                 sampling_rate=2 / BATCH,

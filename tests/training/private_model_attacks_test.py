@@ -33,7 +33,7 @@ def _data(n=40):
 
 def test_arrays_are_not_seen_once_an_epoch():
     model = _private(L.Dense(1))
-    with pytest.raises(ValueError, match="Poisson sampling.*Leave it out"):
+    with pytest.raises(ValueError, match="that `fit` draws. Leave it out"):
         model.fit(*_data(), verbose=0, each_example_once_per_epoch=True)
     assert model.ledger.steps == 0
 

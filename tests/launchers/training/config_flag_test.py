@@ -75,7 +75,7 @@ class TestFlags:
         "field, cure",
         [
             ("lerning_rate", "Did you mean learning_rate or "),
-            ("xyz", "There are accountant, batch_size, "),
+            ("xyz", "There are accountant, bands, batch_size, "),
         ],
     )
     def test_unknown_field_in_a_file(self, field, cure):

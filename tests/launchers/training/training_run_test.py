@@ -92,13 +92,14 @@ class TestFiles:
         steps = 2 * STEPS_PER_EPOCH
         sigma = result["noise_multiplier"]
         assert (result["steps"], result["epochs"]) == (steps, 2)
-        assert result["epsilon_rdp"] == pytest.approx(epsilon_of(steps, sigma))
-        assert result["epsilon_pld"] == pytest.approx(
-            epsilon_of(steps, sigma, accountant="pld")
-        )
+        for name in ("rdp", "pld"):
+            assert result[f"epsilon_{name}"] == pytest.approx(
+                epsilon_of(steps, sigma, accountant=name)
+            )
         # The noise was calibrated: hardly any of the budget is left over.
         assert 2.999 < result["epsilon"] <= 3.0
-        assert result["epsilon"] == result["epsilon_rdp"]
+        assert result["epsilon"] == result["epsilon_pld"]
+        assert result["accountant"] == "pld"
         assert result["delta"] == 1e-5
         assert result["sampling"] == "poisson"
         assert result["sampling_rate"] == 256 / 1438
