@@ -339,6 +339,7 @@ class _Run:
         config, examples = self._config, self._data
         optimizer, ledger = self._model.optimizer, self._model.ledger
         epochs_before = self._recorder.epochs
+        bands = f"{optimizer.bands} bands, " if optimizer.bands > 1 else ""
         steps = self._remaining_steps(epochs)
         epsilon = ledger.epsilon_after(
             self._entry(),
@@ -354,9 +355,7 @@ class _Run:
             "model": f"{config.model}, {self._model.count_params():,} "
             "parameters",
             "mechanism": f"{config.optimizer} around {config.inner_optimizer}, "
-            f"{optimizer.bands} bands, "
-            * (optimizer.bands > 1)
-            + f"noise multiplier {optimizer.noise_multiplier:.4g}, clip "
+            f"{bands}noise multiplier {optimizer.noise_multiplier:.4g}, clip "
             f"{optimizer.l2_norm_clip:g}, {_BATCHES[config.sampling]} of "
             f"{optimizer.batch_size:,} expected",
             "privacy": f"ε = {epsilon:.4g} at δ = {config.delta:g} "

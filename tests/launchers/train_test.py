@@ -22,7 +22,7 @@ def test_trains_in_quiet_and_ends_with_what_it_reached(tmp_path):
     last = done.stdout.splitlines()[-1]
     match = re.fullmatch(
         r"test accuracy (0\.\d\d) at \(ε = (\d+\.\d\d), δ = 1e-05\), "
-        "Poisson sampling, RDP",
+        "Poisson sampling, PLD",
         last,
     )
     assert match, last

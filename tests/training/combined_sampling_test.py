@@ -1,11 +1,16 @@
 """Persons, epochs of random steps and bands, two of them in one run."""
 
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
+from tests.accounting.entries import POISSON, changed
 from tests.training.plain_models import X, Y, dpsgd, linear, private
 from tf_dpsub import accounting, callbacks, data
+from tf_dpsub.accounting import accountants
 from tf_dpsub.data import person_batches
+from tf_dpsub.tuning import private_random_search
 
 DELTA = 1e-5
 # Of eight persons, each with one to four rows.
@@ -151,3 +156,82 @@ class TestUnits:
                 **{} if of_persons else {"person_ids": ids},
             )
         assert not model.ledger.entries
+
+
+class Scaled(keras.callbacks.Callback):
+    """Changes weights before each epoch but the first."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch:
+            weights = self.model.get_weights()
+            self.model.set_weights([0.99 * w for w in weights])
+
+
+class TestCyclesGoOn:
+    """Whatever comes between steps with bands, no cycle is cut short."""
+
+    @pytest.mark.parametrize("kind", ["releases", "changed weights"])
+    def test_a_target_is_kept(self, kind):
+        callback = {
+            "releases": lambda: callbacks.PrivateValidation(
+                X, Y, noise_multiplier=20.0, metrics={"loss": 2.0}
+            ),
+            "changed weights": Scaled,
+        }[kind]()
+        optimizer = dpsgd(
+            noise_multiplier=None, epsilon=4.0, delta=DELTA, bands=4
+        )
+        model = private(linear(), optimizer)
+        budget = callbacks.PrivacyBudget(4.0, DELTA)
+        model.fit(X, Y, epochs=3, callbacks=[callback, budget], verbose=0)
+        banded = [e for e in model.ledger.entries if e.bands > 1]
+        # Five steps an epoch: 4 cycles, not two in each epoch.
+        assert [entry.steps for entry in banded] == [15]
+        assert bool(banded[0].uncovered) == (kind == "changed weights")
+        assert 3.99 < model.epsilon(DELTA) <= 4.0
+
+    def test_coefficients_are_those_of_the_run(self):
+        inner = keras.optimizers.SGD(0.1, momentum=0.9)
+        model = private(linear(), dpsgd(inner, bands=2))
+        model.fit(X, Y, steps_per_epoch=2, verbose=0)
+        sums = [np.zeros(v.shape) for v in model.trainable_variables]
+        sums = [tf.constant(s) for s in sums]
+        optimizer = model.optimizer
+        before = optimizer.banded_noise.grid_noises(sums)
+        inner.momentum = 0.0
+        assert optimizer.banded_noise.grid_noises(sums) == before
+
+    def test_groups_without_bands(self):
+        batches = data.PoissonBatches(X, Y, batch_size=4).in_groups(2)
+        model = private(linear(), dpsgd())
+        with pytest.raises(ValueError, match="Leave `in_groups` out"):
+            model.fit(batches, verbose=0)
+        assert model.ledger.steps == 0
+
+
+class TestSearches:
+    def test_of_trials_with_bands(self):
+        trial = changed(POISSON, bands=4, steps=8)
+        ledger = accounting.PrivacyLedger()
+        search = changed(POISSON, trial=(trial,), mean_trials=5.0)
+        ledger.charge(search, 1)
+        text = " ".join(accounting.statement(ledger, delta=DELTA).split())
+        assert "with cyclic Poisson sampling" in text
+        assert "adding or removing" not in text
+
+    def test_of_trials_of_random_steps(self):
+        trial = changed(
+            POISSON,
+            sampler="allocation",
+            each_example_once_per_epoch=True,
+            epoch_steps=10,
+            steps=10,
+            epochs=1,
+        )
+        entry = private_random_search._entry([trial], 5.0, 0.0)
+        ledger = accounting.PrivacyLedger()
+        ledger.charge(entry.description, 1)
+        text = " ".join(accounting.statement(ledger, delta=DELTA).split())
+        assert "with each example at one random step of an epoch" in text
+        alone = accountants.composed_epsilon([trial.event()], delta=DELTA)
+        assert alone < ledger.epsilon(DELTA) < 10 * alone

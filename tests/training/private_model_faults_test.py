@@ -125,7 +125,7 @@ def test_restored_from_every_step(tmp_path, save_freq):
         before = state
         model = fit(copy, **settings)
         assert model.ledger.steps == ledger_of(copy).steps == begun + left
-        assert model.epsilon(1e-5, "rdp") == pytest.approx(
+        assert model.epsilon(1e-5) == pytest.approx(
             accounting.epsilon(
                 noise_multiplier=1.0,
                 sampling_rate=1 / STEPS_PER_EPOCH,

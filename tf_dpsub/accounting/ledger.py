@@ -70,6 +70,9 @@ class PrivacyLedger:
         if self._file is not None:
             self._segments = self._file.segments()
         self._open: Segment | None = None
+        # The last one with bands, whose cycle goes on after a release of
+        # metrics.
+        self._paused: Segment | None = None
         self._reserved_steps = 0
         self._reserved_epochs = 0
 
@@ -162,9 +165,9 @@ class PrivacyLedger:
 
     def end_entry(self):
         """Lets the next steps begin an entry, even if it is like the last."""
-        if self._open is not None:
+        if self._open is not None or self._paused is not None:
             self.settle()
-            self._open = None
+            self._open = self._paused = None
             self._reserved_steps = self._reserved_epochs = 0
 
     def reserve(self, entry, steps: int, epochs: int = 0):
@@ -438,10 +441,19 @@ class PrivacyLedger:
 
     def _begun_steps(self, entry):
         """Steps of the present entry, if it has bands and goes on."""
-        segment = self._open
-        if entry.bands == 1 or segment is None or segment.described != entry:
-            return 0
-        return segment.steps
+        segment = self._cycle_of(entry)
+        return 0 if segment is None else segment.steps
+
+    def _cycle_of(self, entry):
+        """The segment with bands that an entry goes on with; None without."""
+        for segment in (self._open, self._paused):
+            if segment is not None and segment.described.bands > 1:
+                described = dataclasses.replace(
+                    segment.described, uncovered=entry.uncovered
+                )
+                if described == entry:
+                    return segment
+        return None
 
     def _opened(self, entry, steps, epochs):
         if operator.index(steps) < 0 or operator.index(epochs) < 0:
@@ -455,6 +467,15 @@ class PrivacyLedger:
                 f"steps={entry.steps}, epochs={entry.epochs}. Pass the counts "
                 "as arguments, and `entry.description` as the entry."
             )
+        if self._open is not None and self._open.described.bands > 1:
+            self._paused = self._open
+        cycle = self._cycle_of(entry)
+        if cycle is not None:
+            # It goes on, whatever was released or changed in between. What is
+            # not covered from now on is stated of all its steps.
+            if cycle is not self._open or cycle.described != entry:
+                self._reserved_steps = self._reserved_epochs = 0
+            self._open, cycle.described = cycle, entry
         segment = self._open
         if (
             segment is None

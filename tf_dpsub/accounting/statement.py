@@ -281,6 +281,11 @@ def _fault(entry):
     )
 
 
+def _of_trials(entries):
+    """Entries with those of one trial in the place of a search."""
+    return [part for entry in entries for part in entry.trial or (entry,)]
+
+
 def _sampling(entries):
     """The kinds of sampling that ε relies on, in words."""
     ways = dict.fromkeys(
@@ -291,7 +296,7 @@ def _sampling(entries):
         else "with each example once in an epoch"
         if entry.each_example_once_per_epoch and entry.epochs
         else _UNAMPLIFIED
-        for entry in entries
+        for entry in _of_trials(entries)
     )
     return " and ".join(ways)
 
@@ -333,7 +338,7 @@ def _protected(ledger, rows_per_person):
         rows = f"{rows_per_person} row" + "s" * (rows_per_person > 1)
         text = _ROWS_OF_PERSON.format(rows=rows)
         adjacency = _ADJACENCY_OF_PERSONS
-    entries = ledger.entries
+    entries = _of_trials(ledger.entries)
     if any(entry.sampler == "poisson" for entry in entries) and all(
         entry.bands == 1 for entry in entries
     ):

@@ -134,7 +134,9 @@ class BandedNoise:
         optimizer = self._optimizer
         count = sum(s.shape.num_elements() for s in sums)
         return [
-            grid_noise(stddev, optimizer.l2_norm_clip, count, self.ratios)
+            grid_noise(
+                stddev, optimizer.l2_norm_clip, count, self._built_ratios
+            )
             if stddev
             else None
             for stddev in optimizer.noise_stddevs()
@@ -155,7 +157,7 @@ class BandedNoise:
         assert self._carried is not None
         (fresh,) = set(noises)
         drawn = self._carried.advance(
-            key, self.ratios, fresh, self._optimizer.secure_noise
+            key, self._built_ratios, fresh, self._optimizer.secure_noise
         )
         pieces = tf.split(drawn, [s.shape.num_elements() for s in sums])
         return [

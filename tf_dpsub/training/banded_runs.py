@@ -17,11 +17,19 @@ def in_groups(optimizer, poisson, steps_per_epoch: int | None, epochs: int):
         `data.PoissonBatches`, or None.
 
     Raises:
-        ValueError: if there are bands, and batches that the user gives, or
-            fewer examples than a batch of each group takes.
+        ValueError: if there are groups without bands; or if there are bands,
+            and batches that the user gives, or fewer examples than a batch of
+            each group takes.
     """
     banded_noise = getattr(optimizer, "banded_noise", None)
     if banded_noise is None or banded_noise.given == 1:
+        if poisson is not None and poisson.groups > 1:
+            raise ValueError(
+                f"Expected batches that are drawn from all examples with "
+                f"bands=1, got batches of {poisson.groups} groups in turn. "
+                "Leave `in_groups` out: `fit` makes groups where an optimizer "
+                "has bands."
+            )
         return poisson
     if poisson is None:
         raise ValueError(
