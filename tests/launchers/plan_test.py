@@ -101,11 +101,11 @@ def candidate(method, rank):
 @pytest.mark.parametrize(
     "method, rank, expected",
     [
-        ("DP-SGD", None, "DPSGD around SGD, noise multiplier 3.798, clip 0.5"),
-        ("PDP-SGD", 7, "ProjectedDPSGD around SGD, noise multiplier 3.798"),
-        ("GEP", 7, "GEP around SGD, noise multiplier 5.37"),
-        ("B-GEP", 7, "GEP around SGD, noise multiplier 3.798"),
-        ("RGP", 3, "RGP around SGD, noise multiplier 3.798"),
+        ("DP-SGD", None, "DPSGD around SGD, noise multiplier 3.525, clip 0.5"),
+        ("PDP-SGD", 7, "ProjectedDPSGD around SGD, noise multiplier 3.525"),
+        ("GEP", 7, "GEP around SGD, noise multiplier 4.985"),
+        ("B-GEP", 7, "GEP around SGD, noise multiplier 3.525"),
+        ("RGP", 3, "RGP around SGD, noise multiplier 3.525"),
     ],
 )
 def test_training_command(method, rank, expected, tmp_path):
