@@ -53,6 +53,7 @@ def our_epsilons(orders):
                     )
                 ],
                 delta=delta,
+                accountant="rdp",
                 orders=tried,
             )
             for rate, times, tried in (
