@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tests.accounting.entries import POISSON, changed
 from tests.training.plain_models import X, Y, dpsgd, linear, private
-from tf_dpsub import accounting, callbacks, data
+from tf_dpsub import accounting, callbacks, data, pate
 from tf_dpsub.accounting import accountants
 from tf_dpsub.data import person_batches
 from tf_dpsub.tuning import private_random_search
@@ -235,3 +235,61 @@ class TestSearches:
         assert "with each example at one random step of an epoch" in text
         alone = accountants.composed_epsilon([trial.event()], delta=DELTA)
         assert alone < ledger.epsilon(DELTA) < 10 * alone
+
+
+class TestBesideARun:
+    def test_entries_of_votes_do_not_stand_for_lost_steps(self):
+        model = private(linear(), dpsgd())
+        model.fit(X, Y, steps_per_epoch=3, verbose=0)
+        ledger = accounting.PrivacyLedger()
+        aggregator = pate.ConfidentGNMax(
+            teachers=20,
+            classes=2,
+            examples=100,
+            threshold=10,
+            threshold_noise=50.0,
+            noise=50.0,
+            ledger=ledger,
+            seed=0,
+        )
+        aggregator.aggregate(np.zeros((5, 20), int), answers=2)
+        model.ledger = ledger
+        with pytest.raises(ValueError, match="counts all steps"):
+            model.epsilon(DELTA)
+
+    def test_a_release_in_a_callback_is_planned(self):
+        class Evaluate(keras.callbacks.Callback):
+            def on_epoch_end(self, epoch, logs=None):
+                self.model.evaluate_privately(
+                    X, Y, noise_multiplier=1.0, metrics={"loss": 2.0}
+                )
+
+        model = private(linear(), dpsgd())
+        with pytest.raises(ValueError, match="Use callbacks.PrivateValidation"):
+            model.fit(X, Y, callbacks=[Evaluate()], verbose=0)
+        assert {e.mechanism for e in model.ledger.entries} == {"DPSGD"}
+
+    def test_missing_ids_are_nobody(self):
+        model = private(linear(), dpsgd())
+        ids = np.where(np.arange(len(X)) < 3, -1, np.arange(len(X)))
+        with pytest.raises(ValueError, match="an id for each row"):
+            model.evaluate_privately(
+                X,
+                Y,
+                noise_multiplier=1.0,
+                person_ids=ids,
+                metrics={"loss": 2.0},
+            )
+        assert not model.ledger.entries
+
+    def test_earlier_accounts_of_a_cycle_are_the_same(self):
+        entry = changed(POISSON, bands=4)
+        ledger = accounting.PrivacyLedger()
+        ledger.charge(entry, 3)
+        before = accounting.PrivacyLedger.from_json(ledger.to_json())
+        ledger.charge(changed(entry, uncovered=("changes",)), 3)
+        for first, second in ((ledger, before), (before, ledger)):
+            merged = accounting.PrivacyLedger.from_json(first.to_json())
+            merged.merge(second)
+            (found,) = merged.entries
+            assert (found.steps, found.uncovered) == (6, ("changes",))

@@ -227,7 +227,7 @@ def test_is_charged_before_it_is_released(model, ledger, monkeypatch):
         ({"metrics": {"acuracy": 1.0}}, "one of Keras's metrics"),
         ({"metrics": {"auc": 1.0}}, "mean over rows"),
         ({"person_ids": [1, 2]}, "one for each row"),
-        ({"person_ids": np.full(40, np.nan)}, "integers or strings"),
+        ({"person_ids": np.full(40, np.nan)}, "whole numbers or strings"),
         ({"confidence": 1.0}, "confidence"),
         ({"seed": -1}, "seed"),
         ({"y": np.zeros(3)}, "with as many rows"),

@@ -1,4 +1,5 @@
 import gc
+import itertools
 import math
 
 import keras
@@ -11,6 +12,7 @@ from tf_dpsub.accounting import PrivacyLedger, selection
 from tf_dpsub.callbacks import PrivateValidation
 from tf_dpsub.tuning import PrivateRandomSearch, random_oracle
 
+_SECRET_SEED = random_oracle.secret_seed
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.standard_normal((40, 3)).astype("float32")
 Y = (X[:, 0] > 0).astype("int64")
@@ -49,6 +51,13 @@ def no_collection(monkeypatch):
     monkeypatch.setattr(gc, "collect", lambda *_: 0)
 
 
+@pytest.fixture(autouse=True)
+def _same_seeds(monkeypatch):
+    """Proposals and initial weights that are those of every run of a test."""
+    seeds = itertools.count()
+    monkeypatch.setattr(random_oracle, "secret_seed", lambda: next(seeds))
+
+
 @pytest.fixture
 def trials(monkeypatch):
     """Sets the number of trials that searches draw: 1, unless changed."""
@@ -64,7 +73,6 @@ def tuner_of(tmp_path, trials):
             "mean_trials": 5.0,
             "directory": str(tmp_path),
             "ledger_path": str(tmp_path / "ledger.json"),
-            "seed": 1,
             **kwargs,
         }
         return PrivateRandomSearch(hypermodel, objective, **kwargs)
@@ -393,3 +401,38 @@ def test_two_searches_compose(tuner_of, tmp_path):
 )
 def test_directions(tuner_of, objective, direction):
     assert tuner_of(objective=objective).oracle.objective.direction == direction
+
+
+def test_a_seed_of_the_program_does_not_tell_the_trial(tmp_path, monkeypatch):
+    """A proposal that followed from a seed would give the number of trials."""
+    monkeypatch.setattr(random_oracle, "secret_seed", _SECRET_SEED)
+    proposals = []
+    for name in ("first", "second"):
+        keras.utils.set_random_seed(0)
+        tuner = PrivateRandomSearch(
+            _build,
+            "val_private_accuracy",
+            mean_trials=5.0,
+            directory=str(tmp_path / name),
+        )
+        proposals.append(tuner.oracle.populate_space("0")["values"]["clip"])
+    assert proposals[0] != proposals[1]
+
+
+def test_initial_weights_do_not_tell_the_trial(tuner_of, monkeypatch):
+    monkeypatch.setattr(random_oracle, "secret_seed", _SECRET_SEED)
+    weights = []
+
+    def build(hp):
+        model = _build(hp)
+        weights.append(model.get_weights()[0].copy())
+        return model
+
+    tuner = tuner_of(build)
+    weights.clear()
+    for _ in range(2):
+        keras.utils.set_random_seed(0)
+        _search(tuner)
+        tuner.oracle.end_order.clear()
+        tuner.oracle.max_trials += 1
+    assert not np.array_equal(weights[0], weights[1])

@@ -19,6 +19,8 @@ UNITS = ("example", "person")
 
 # The mechanism that releases metrics of private rows.
 VALIDATION = "PrivateValidation"
+# Mechanisms whose releases are no steps of an optimizer.
+_WITHOUT_OPTIMIZER = (VALIDATION, "PrivateRidge", "PATE check", "PATE answer")
 
 
 def _plain_flag(value):
@@ -332,7 +334,7 @@ class LedgerEntry:
         """Number of steps by which one model was trained."""
         if self.trial:
             return self.steps * sum(e.steps_of_optimizer for e in self.trial)
-        return 0 if self.is_validation else self.steps
+        return 0 if self.mechanism in _WITHOUT_OPTIMIZER else self.steps
 
     def _selection(self, events):
         """The event of one search whose trials compose these events."""

@@ -211,6 +211,16 @@ class PrivacyLedger:
                 self._segments.append(dataclasses.replace(theirs))
                 grows = True
                 continue
+            uncovered = (
+                *segment.described.uncovered,
+                *theirs.described.uncovered,
+            )
+            uncovered = tuple(dict.fromkeys(uncovered))
+            if uncovered != segment.described.uncovered:
+                grows = True
+                segment.described = dataclasses.replace(
+                    segment.described, uncovered=uncovered
+                )
             grows |= (
                 theirs.steps > segment.steps or theirs.epochs > segment.epochs
             )
@@ -544,7 +554,9 @@ def _require_alike(segment, other):
         f"{field.name} is {getattr(segment.described, field.name)!r} in one "
         f"and {getattr(other.described, field.name)!r} in the other"
         for field in dataclasses.fields(LedgerEntry)
-        if getattr(segment.described, field.name)
+        # A cycle of bands goes on where something is no longer covered.
+        if (field.name != "uncovered" or segment.described.bands == 1)
+        and getattr(segment.described, field.name)
         != getattr(other.described, field.name)
     ]
     # Steps that began before any epoch never count by epochs.

@@ -58,12 +58,12 @@ _CHANGED = (
     "what is computed from those alone: not what they were taught since."
 )
 _ATTACKS = (
-    "Attacks. Whoever sees all weights, and knows all examples but one, cannot "
-    "tell well whether that one took part. An attack that takes {false} % of "
-    "examples that did not for some that did finds at most {true} % of those "
-    "that did; one that takes {falser} %, at most {truer} %. These are the "
-    "smallest of min(e^ε f + δ, 1 - e^-ε (1 - δ - f)), f being the share of "
-    "false positives, over all (ε, δ) of the steps that were counted."
+    "Attacks. Whoever sees all {released}, and knows all examples but one, "
+    "cannot tell well whether that one took part. An attack that takes {false} "
+    "% of examples that did not for some that did finds at most {true} % of "
+    "those that did; one that takes {falser} %, at most {truer} %. These are "
+    "the smallest of min(e^ε f + δ, 1 - e^-ε (1 - δ - f)), f being the share "
+    "of false positives, over all (ε, δ) of the steps that were counted."
 )
 _FALSE_POSITIVE_RATES = (0.001, 0.01)
 _DRAWN = "with Poisson sampling"
@@ -206,7 +206,9 @@ def statement(
     if entries and math.isfinite(epsilon):
         blocks.append(_table(ledger, delta, rows))
         is_of_persons = rows is not None or ledger.unit == "person"
-        blocks.append(_wrap(_attacks(events, is_of_persons)))
+        # Who knows a seed, or what was chosen by, can do more.
+        if not any(e.fixed_seed or e.private_selection for e in entries):
+            blocks.append(_wrap(_attacks(entries, events, is_of_persons)))
     blocks += [_wrap(_mechanism(entry)) for entry in entries]
     blocks += [
         _wrap(text)
@@ -364,7 +366,8 @@ def _table(ledger, delta, rows_per_person):
     return "\n".join(lines)
 
 
-def _attacks(events, is_of_persons):
+def _attacks(entries, events, is_of_persons):
+    answers = all(entry.mechanism in _VOTES for entry in entries)
     rates = (
         round_up(
             100
@@ -378,7 +381,11 @@ def _attacks(events, is_of_persons):
     if is_of_persons:
         text = text.replace(" examples ", " persons ")
     return text.format(
-        false=few, true=next(rates), falser=more, truer=next(rates)
+        released="answers" if answers else "weights",
+        false=few,
+        true=next(rates),
+        falser=more,
+        truer=next(rates),
     )
 
 
@@ -391,7 +398,7 @@ def _covered(entries):
         yield _COVERED_ANSWERS
 
 
-def _mechanism(entry):
+def _mechanism(entry, is_trial=False):
     if entry.mechanism in _VOTES:
         text = (_VOTES[entry.mechanism] + _PARTS).format(
             steps=entry.steps,
@@ -409,7 +416,9 @@ def _mechanism(entry):
             else f"the best trial of each of {entry.steps} searches",
             mean=entry.mean_trials,
             distribution=shapes.get(entry.trials_shape, shape),
-            trial=" ".join(map(_mechanism, entry.trial)),
+            trial=" ".join(
+                _mechanism(part, is_trial=True) for part in entry.trial
+            ),
         )
     if entry.is_validation:
         return _VALIDATION.format(
@@ -421,10 +430,12 @@ def _mechanism(entry):
             if entry.unit == "person"
             else f"{entry.examples} rows",
         )
+    # Those of trials differ perhaps, and are secret.
+    clip = f"clipping norm C = {entry.l2_norm_clip:g} and " * (not is_trial)
     text = (
         f"{entry.mechanism}: {entry.steps} steps with noise multiplier σ = "
-        f"{entry.noise_multiplier:.6g}{_found(entry)}, clipping norm C = "
-        f"{entry.l2_norm_clip:g} and expected batch size {entry.batch_size}. "
+        f"{entry.noise_multiplier:.6g}{_found(entry)}, {clip}"
+        f"expected batch size {entry.batch_size}. "
     )
     if entry.bands > 1:
         return text + _CYCLIC.format(

@@ -119,6 +119,7 @@ class PrivacyBudget(keras.callbacks.Callback):
             self.delta,
             epochs=run.epochs,
             accountant=self.accountant,
+            beside=run.planned_releases,
         )
         if by_epoch:
             got, fits = f"{planned} epochs", f"{fitting} epochs"

@@ -50,7 +50,7 @@ class PersonRows:
         Raises:
             ValueError: as `limit_rows`, or if there are not so many.
         """
-        ids = _checked(person_ids)
+        ids = checked_ids(person_ids)
         if len(ids) != rows:
             raise ValueError(
                 f"Expected person_ids to hold one id for each of {rows} rows, "
@@ -110,7 +110,7 @@ def _generator(seed):
     )
 
 
-def _checked(person_ids):
+def checked_ids(person_ids):
     """Ids as an array of whole numbers or strings, without missing ones."""
     ids = np.asarray(person_ids)
     if ids.ndim != 1 or len(ids) == 0:

@@ -46,7 +46,8 @@ def checked(sampling_rates, examples: int, batch_size: int):
     if not batch_size / _FACTOR <= expected <= batch_size * _FACTOR:
         logging.warning(
             "A batch of these sampling_rates holds about %.3g examples, and "
-            "sums of gradients are divided by batch_size=%d.",
+            "sums of gradients are divided by batch_size=%d. The first number "
+            "is private, if the rates are.",
             expected,
             batch_size,
         )

@@ -185,6 +185,7 @@ class PrivateRidge:
                 *model._carried_ledger.uncovered(),
             ),
         )
+        model.ledger.require_unit(entry.unit)
         model.ledger.charge(entry, 1)
         model.ledger.settle()
         model._carried_ledger.begin_step()

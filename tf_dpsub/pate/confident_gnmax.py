@@ -358,6 +358,7 @@ class ConfidentGNMax:
 
     def _charge(self, queries, answers):
         """Records both parts durably, before anything is drawn."""
+        self.ledger.require_unit("example")
         for entry, steps in zip(self.entries(), (queries, answers)):
             if steps:
                 self.ledger.charge(entry, steps, planned=steps)

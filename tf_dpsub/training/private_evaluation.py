@@ -15,6 +15,7 @@ from scipy import stats
 from tf_dpsub import accounting
 from tf_dpsub.accounting.entry import VALIDATION
 from tf_dpsub.checks import check_fraction, check_seed
+from tf_dpsub.data import persons
 from tf_dpsub.primitives import grid, noise
 from tf_dpsub.training import (
     own_loss,
@@ -233,6 +234,7 @@ class EvaluatedPrivately:
     """Gives a private model `evaluate_privately`."""
 
     ledger: accounting.PrivacyLedger
+    current_run: object
     _carried_ledger: CarriedLedger
 
     def evaluate_privately(
@@ -300,6 +302,12 @@ class EvaluatedPrivately:
         ```
         """
         check_fraction("confidence", confidence)
+        if self.current_run is not None:
+            raise ValueError(
+                "Expected evaluate_privately outside of fit, got it in a "
+                "callback: what a run releases is planned before it begins, so "
+                "that budgets count it. Use callbacks.PrivateValidation."
+            )
         self._carried_ledger.require_all_steps()
         evaluation = PrivateEvaluation(
             self,
@@ -357,11 +365,11 @@ def _numbered(person_ids, rows):
     """Numbers from 0 on for the persons, `[rows]`; None without persons."""
     if person_ids is None:
         return None
-    ids = np.asarray(person_ids)
-    if ids.shape != (rows,) or ids.dtype.kind not in "biuSU":
+    ids = persons.checked_ids(person_ids)
+    if ids.shape != (rows,):
         raise ValueError(
-            f"Expected person_ids of shape ({rows},), integers or strings, got "
-            f"shape {ids.shape}, {ids.dtype}. Pass one for each row."
+            f"Expected person_ids of shape ({rows},), got shape {ids.shape}. "
+            "Pass one for each row."
         )
     return np.unique(ids, return_inverse=True)[1].reshape(-1)
 

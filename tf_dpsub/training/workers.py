@@ -112,6 +112,7 @@ def require_same_training(model, batches, epochs: int, initial_epoch: int):
             "ledger": model.ledger.steps,
             "sampler": "batches" if poisson is None else poisson.sampling,
             "examples": None if poisson is None else poisson.examples,
+            "largest_rate": None if poisson is None else poisson.largest_rate,
             "steps_per_epoch": batches.steps_per_epoch,
             "epochs": epochs,
             "initial_epoch": initial_epoch,

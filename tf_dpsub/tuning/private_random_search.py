@@ -15,6 +15,7 @@ from tf_dpsub import accounting, files
 from tf_dpsub.accounting import accountants, selection
 from tf_dpsub.training import requirements
 from tf_dpsub.training.private_model import PrivateModel
+from tf_dpsub.tuning import random_oracle
 from tf_dpsub.tuning.random_oracle import RandomOracle
 from tf_dpsub.tuning.trial_ledger import BreaksGuaranteeError, TrialLedger
 
@@ -25,6 +26,7 @@ _REFUSED = {
     "executions_per_trial": "a trial trains one model",
     "max_retries_per_trial": "a trial is never drawn again",
     "max_consecutive_failed_trials": "a trial that fails has the worst score",
+    "seed": "a known one tells which trial was the best, and so how many ran",
     "oracle": "proposals must not depend on earlier results",
     "tune_new_entries": "the space must not grow: declare it in `build`",
     "allow_new_entries": "the space must not grow: declare it in `build`",
@@ -77,7 +79,6 @@ class PrivateRandomSearch(keras_tuner.RandomSearch):
             and is readable by its owner alone. Defaults to `None`.
         overwrite: bool, whether to begin a new search where the folder has one.
             That is another release. Defaults to `False`, it goes on.
-        seed: int, of the proposals. Defaults to `None`.
         **refused: arguments of other tuners, which raise.
 
     Attributes:
@@ -118,7 +119,6 @@ class PrivateRandomSearch(keras_tuner.RandomSearch):
         directory: str | None = None,
         project_name: str | None = None,
         overwrite: bool = False,
-        seed: int | None = None,
         **refused,
     ):
         for name in refused:
@@ -137,17 +137,24 @@ class PrivateRandomSearch(keras_tuner.RandomSearch):
                 "Expected a search in one process, got KerasTuner's "
                 "environment variables of several. Unset them."
             )
-        self.seed = seed
+        self.seed = None
         self.ledger = accounting.PrivacyLedger(ledger_path)
         oracle = RandomOracle(
             _objective(objective),
             mean_trials,
             selection.shape_of(distribution),
-            seed=seed,
             hyperparameters=hyperparameters,
         )
         folder = os.path.join(project_name or "untitled_project", "private")
-        files.make_folder(os.path.join(directory or ".", folder))
+        path = os.path.join(directory or ".", folder)
+        if overwrite and ledger_path is None and os.path.exists(path):
+            raise ValueError(
+                "Expected a ledger_path with overwrite=True, got None: the "
+                f"search in {path} is another release, which would be "
+                "forgotten. Give one from the first search on, or take another "
+                "folder."
+            )
+        files.make_folder(path)
         # The constructor of RandomSearch would make an oracle of its own.
         keras_tuner.Tuner.__init__(
             self,
@@ -192,6 +199,8 @@ class PrivateRandomSearch(keras_tuner.RandomSearch):
 
     def run_trial(self, trial, *args, fit_verbose=0, **kwargs):
         kwargs["verbose"] = fit_verbose
+        # Initial weights must not tell how many trials have run before.
+        keras.utils.set_random_seed(random_oracle.secret_seed() % 2**32)
         model = self._try_build(trial.hyperparameters)
         self._require_new(model)
         model.ledger = TrialLedger()
@@ -252,6 +261,7 @@ class PrivateRandomSearch(keras_tuner.RandomSearch):
         if self.oracle.entry is None:
             self.oracle.entry = entry
         # Durably, and before it begins.
+        self.ledger.require_unit(self.oracle.entry.unit)
         self.ledger.add(self.oracle.name, self.oracle.entry)
         self.oracle.begun.append(trial.trial_id)
         self.save()
@@ -504,7 +514,17 @@ def _objective(objective):
 
 
 def _entry(plan, mean_trials, shape) -> accounting.LedgerEntry:
-    """The entry of a search, from the entries of one trial."""
+    """The entry of a search, from the entries of one trial.
+
+    A clip may be searched: that of a trial is not said, which would tell
+    whether it was the best one.
+    """
+    plan = [
+        entry
+        if entry.is_validation
+        else dataclasses.replace(entry, l2_norm_clip=1.0)
+        for entry in plan
+    ]
     first = plan[0]
 
     def joined(name):

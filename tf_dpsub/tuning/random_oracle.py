@@ -12,14 +12,20 @@ from tf_dpsub import accounting
 from tf_dpsub.accounting import selection
 
 
+def secret_seed() -> int:
+    """A seed that nobody can predict, or tell from another one's."""
+    return secrets.randbits(128)
+
+
 class RandomOracle(keras_tuner.oracles.RandomSearchOracle):
     """Proposes hyper-parameters at random, a random number of times.
 
     Formal guarantees: the number of trials is drawn from the distribution that
     is accounted for, by the system's cryptographic generator, and kept in the
     folder of the search alone. Proposals are drawn with replacement, from a
-    space that does not grow, by a seed: they depend neither on the data nor on
-    earlier trials. Of trials with the same score, the best is chosen by chance.
+    space that does not grow, each by a secret seed of its own: they depend
+    neither on the data nor on other trials, and do not tell which of the trials
+    was the best. Of those with the same score, it is chosen by chance.
 
     Args:
         objective: `keras_tuner.Objective`.
@@ -64,9 +70,8 @@ class RandomOracle(keras_tuner.oracles.RandomSearchOracle):
             space.merge([parameter])
             if space.is_active(parameter):
                 space.values[parameter.name] = parameter.random_sample(
-                    self._seed_state
+                    secret_seed()
                 )
-                self._seed_state += 1
         self._ties[trial_id] = secrets.randbits(62)
         return {
             "status": trial_module.TrialStatus.RUNNING,
