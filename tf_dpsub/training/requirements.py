@@ -169,7 +169,7 @@ def warn_of_equal_views(model, batches):
             "layers of Keras; or put such layers, as "
             "`keras.layers.RandomFlip`, into the model.",
             # Two decorators of `fit` stand between it and its caller.
-            stacklevel=5,
+            stacklevel=6,
         )
 
 
