@@ -31,10 +31,10 @@ def test_it_passes(audit):
 
 
 def test_an_attack_sees_all_steps_of_an_example():
-    """It comes near the truth, which no single step tells."""
+    """It proves a loss, with a wide margin for chance, and no more than is."""
     (found,) = audit_of(banded(noise_multiplier=0.5)).check_epsilon(runs=500)
     assert found.passed
-    assert 1.5 < found.value < 10.6
+    assert 0.7 < found.value < 10.6
 
 
 def test_what_is_shared_is_taken_out():

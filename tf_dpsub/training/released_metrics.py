@@ -1,11 +1,13 @@
 """Callbacks whose metrics are released with noise, and what they will cost."""
 
+import abc
+
 import keras
 
 from tf_dpsub.accounting import LedgerEntry
 
 
-class ReleasedMetrics(keras.callbacks.Callback):
+class ReleasedMetrics(keras.callbacks.Callback, abc.ABC):
     """Base of callbacks that put metrics with noise into the logs.
 
     Formal guarantees: each release is charged to the ledger of the model before
@@ -13,10 +15,11 @@ class ReleasedMetrics(keras.callbacks.Callback):
     """
 
     @property
+    @abc.abstractmethod
     def released_names(self) -> tuple[str, ...]:
         """Names in the logs of an epoch, all of them with noise."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def planned_entry(self, model, first_epoch: int, last_epoch: int):
         """Describes all releases of a run, before it begins.
 
@@ -31,7 +34,6 @@ class ReleasedMetrics(keras.callbacks.Callback):
         Raises:
             ValueError: if the callback and the run do not fit.
         """
-        raise NotImplementedError
 
 
 def planned_entries(
