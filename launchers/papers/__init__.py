@@ -7,6 +7,7 @@ from tf_dpsub.launchers.papers.accuracy_by_epsilon import AccuracyByEpsilon
 from tf_dpsub.launchers.papers.geometric_median import GeometricMedian
 from tf_dpsub.launchers.papers.pate_mnist import PateMnist
 from tf_dpsub.launchers.papers.plan_ranking import PlanRanking
+from tf_dpsub.launchers.papers.private_search import PrivateSearch
 
 # Functions that build a `trials.Experiment` from `Inputs`. The first line of
 # their docstrings is the description that `reproduce --list` prints.
@@ -46,6 +47,7 @@ STUDIES = {
         GeometricMedian(),
         PateMnist(),
         PlanRanking(),
+        PrivateSearch(),
     )
 }
 

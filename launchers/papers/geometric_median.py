@@ -17,8 +17,9 @@ import time
 import numpy as np
 
 from tf_dpsub import accounting, analysis, files
+from tf_dpsub.launchers.papers.engine import saved_points
 from tf_dpsub.launchers.reports import figures, folder_page
-from tf_dpsub.launchers.terminal import durations, program
+from tf_dpsub.launchers.terminal import durations
 
 _EPSILON, _DELTA = 2.0, 1e-6
 _EXAMPLES, _INFORMATIVE = 10_000, 10
@@ -102,38 +103,21 @@ class GeometricMedian:
             ValueError: if the folder holds runs of another length.
         """
         steps = max(1, round(fraction * _STEPS))
-        files.make_folder(folder)
-        file = folder / "points.json"
-        saved = {"steps": steps, "points": {}}
-        if file.exists():
-            saved = files.read_json(file)
-        if saved["steps"] != steps:
-            raise ValueError(
-                f"Expected a folder with runs of {steps} steps, got {folder}, "
-                f"with runs of {saved['steps']}. Name another workdir, or give "
-                "the same --fraction."
-            )
-        unfinished = [p for p in points if p.name not in saved["points"]]
-        finished_count = len(points) - len(unfinished)
-        print(
-            f"{self.title}: {len(points)} runs, {finished_count} finished, "
-            f"{len(unfinished)} to run in {folder}/",
-            flush=True,
-        )
         sigma = accounting.uniform_noise_multiplier(
             epsilon=_EPSILON, delta=_DELTA, examples=_EXAMPLES, steps=steps
         )
-        try:
-            for point, losses in _solve_all(unfinished, sigma, steps, jobs):
-                saved["points"][point.name] = losses
-                files.write_json(file, saved)
-        except KeyboardInterrupt:
-            print("\nInterrupted; the same command goes on from here.")
-            return program.INTERRUPTED
-        finally:
-            self._write_results(folder, saved, sigma, command)
-        print(f"{folder}/table.md")
-        return 0
+        return saved_points.run(
+            self.title,
+            folder,
+            points,
+            steps,
+            results_of=lambda unfinished: _solve_all(
+                unfinished, sigma, steps, jobs
+            ),
+            write_results=lambda saved: self._write_results(
+                folder, saved, sigma, command
+            ),
+        )
 
     def _write_results(self, folder, saved, sigma, command):
         finished = [p for p in self.points() if p.name in saved["points"]]

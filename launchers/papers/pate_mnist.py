@@ -15,8 +15,9 @@ import numpy as np
 from tf_dpsub import files
 from tf_dpsub.accounting.statement import round_up
 from tf_dpsub.launchers.papers import published
+from tf_dpsub.launchers.papers.engine import saved_points
 from tf_dpsub.launchers.reports import figures, folder_page
-from tf_dpsub.launchers.terminal import durations, program, quiet
+from tf_dpsub.launchers.terminal import durations, quiet
 
 _DELTA = 1e-5
 _SEEDS = range(5)
@@ -75,41 +76,27 @@ class PateMnist:
         """
         steps = max(1, round(fraction * _STUDENT_STEPS))
         quiet.load_tensorflow()
-        files.make_folder(folder)
-        file = folder / "points.json"
-        saved = {"steps": steps, "points": {}}
-        if file.exists():
-            saved = files.read_json(file)
-        if saved["steps"] != steps:
-            raise ValueError(
-                f"Expected a folder with students of {steps} steps, got "
-                f"{folder}, with students of {saved['steps']}. Name another "
-                "workdir, or give the same --fraction."
-            )
-        unfinished = [p for p in points if p.name not in saved["points"]]
-        print(
-            f"{self.title}: {len(points)} runs, "
-            f"{len(points) - len(unfinished)} finished, {len(unfinished)} to "
-            f"run in {folder}/",
-            flush=True,
-        )
-        try:
+
+        def results_of(unfinished):
             for point in unfinished:
                 result = run_point(_images(), point, folder, steps)
-                saved["points"][point.name] = result
-                files.write_json(file, saved)
+                yield point, result
                 print(
                     f"{point.name}: {100 * result['student']:.2f} % in "
                     f"{durations.text(result['seconds'])}",
                     flush=True,
                 )
-        except KeyboardInterrupt:
-            print("\nInterrupted; the same command goes on from here.")
-            return program.INTERRUPTED
-        finally:
-            self._write_results(folder, saved, command)
-        print(f"{folder}/table.md")
-        return 0
+
+        return saved_points.run(
+            self.title,
+            folder,
+            points,
+            steps,
+            results_of=results_of,
+            write_results=lambda saved: self._write_results(
+                folder, saved, command
+            ),
+        )
 
     def _write_results(self, folder, saved, command):
         if not saved["points"]:

@@ -66,6 +66,20 @@ def test_known_epsilons(mean, logarithmic, geometric, composed):
     ) == pytest.approx(composed, abs=6e-4)
 
 
+@pytest.mark.parametrize("shape", (0.0, 1.0, 0.5))
+def test_probability_that_no_trial_is_above_a_level(shape):
+    _, weights = _probabilities(30.0, shape)
+    numbers = np.arange(1, len(weights) + 1)
+    for level in (0.0, 0.3, 0.99, 1.0):
+        np.testing.assert_allclose(
+            selection.probability_of_none_above(level, 30.0, shape),
+            weights @ level**numbers,
+            rtol=1e-6,
+        )
+    with pytest.raises(ValueError, match="Expected 0 <= level <= 1"):
+        selection.probability_of_none_above(1.1, 30.0, shape)
+
+
 @pytest.mark.parametrize("shape", [0.0, 0.5, 1.0])
 def test_epsilon_is_that_of_the_theorem(shape):
     """Theorem 2, with its own expectation and a Gaussian's divergence."""

@@ -143,6 +143,32 @@ def draw_trials(
     return count
 
 
+def probability_of_none_above(
+    level: float, mean_trials: float, shape: float
+) -> float:
+    """The probability that no trial's score is above a quantile of one trial's.
+
+    Args:
+        level: float in [0, 1], at which the quantile is.
+        mean_trials: float, > 1, the expected number of trials K.
+        shape: float, >= 0, of the truncated negative binomial distribution.
+
+    Returns:
+        A float in [0, 1], `E[level^K]`.
+
+    Raises:
+        ValueError: If an argument is out of its range.
+    """
+    check_trials(mean_trials, shape)
+    if not 0 <= level <= 1:
+        raise ValueError(f"Expected 0 <= level <= 1, got {level}.")
+    gamma = _gamma(mean_trials, shape)
+    log_rest = math.log1p((gamma - 1) * level)
+    if shape == 0:
+        return log_rest / math.log(gamma)
+    return math.expm1(-shape * log_rest) / math.expm1(-shape * math.log(gamma))
+
+
 def _gamma(mean, shape):
     """The parameter with which the distribution has an expectation."""
 

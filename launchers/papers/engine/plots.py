@@ -20,13 +20,15 @@ _PAPER = ", paper"
 _BESIDE = 1.025
 
 
-def accuracy_against_epsilon(results, best=False):
+def accuracy_against_epsilon(results, best=False, panel="units"):
     """Draws test accuracy against ε for each method, and the paper's points.
 
     Args:
         results: `results.Results`.
         best: bool, whether to show only the best setting of each method and ε.
             Defaults to `False`.
+        panel: string, the label whose values have panels of their own. Defaults
+            to `"units"`.
 
     Returns:
         A `matplotlib.figure.Figure`; None if no row is there yet.
@@ -36,11 +38,11 @@ def accuracy_against_epsilon(results, best=False):
     rows = results.rows
     if best:
         rows = list({
-            (row.method, row.labels["ε"]): row
+            (row.labels.get(panel), row.method, row.labels["ε"]): row
             for row in sorted(rows, key=lambda row: row.mean)
         }.values())  # fmt: skip
         rows.sort(key=results.rows.index)
-    panels = _panels(results, "units", rows)
+    panels = _panels(results, panel, rows)
     canvas, grid = _canvas(results, len(panels), height=4.2)
     for axes, (name, rows) in zip(grid, panels.items()):
         figures.subtitle(axes, name)
@@ -389,7 +391,7 @@ def _panels(results, label, rows=None):
 
 
 def _labelled(label, value):
-    if label == "method":
+    if label in ("method", "data"):
         return str(value)
     return f"{value} units" if label == "units" else f"{label} = {value}"
 

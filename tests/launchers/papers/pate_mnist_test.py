@@ -142,7 +142,7 @@ class TestRun:
         text = (tmp_path / "pate_mnist" / "table.md").read_text("utf-8")
         assert "Shortened: 0.5 of the student's steps." in text
         _, error, _ = run(tmp_path, capsys)
-        assert "students of 100 steps" in error
+        assert "runs of 100 steps" in error
 
 
 def test_student_learns_from_few_labels(images, monkeypatch):
