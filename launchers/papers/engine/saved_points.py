@@ -1,4 +1,4 @@
-"""Results of a study's points, in a file from which an interrupted one goes on."""
+"""Results of points of a study, from which an interrupted one goes on."""
 
 from tf_dpsub import files
 from tf_dpsub.launchers.terminal import program
