@@ -1,4 +1,5 @@
 """What a private search of hyper-parameters publishes, on digits.
+
 Reference:
     [Papernot, Steinke: Hyperparameter Tuning with Renyi Differential Privacy,
     ICLR 2022](https://arxiv.org/abs/2110.03620)
