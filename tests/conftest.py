@@ -10,6 +10,15 @@ import sys
 
 import pytest
 
+if sys.dont_write_bytecode:
+    # Each process would compile the modules of TensorFlow and Keras anew, which
+    # takes longer than all else of importing them. The environment keeps what
+    # is compiled, not the tree.
+    sys.dont_write_bytecode = False
+    sys.pycache_prefix = sys.pycache_prefix or f"{sys.prefix}/pycache"
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
+
 # TensorFlow reads these once, when it is first imported.
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
