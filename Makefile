@@ -38,6 +38,10 @@ INTERPRETER = $(or $(call first,python3 python3.13 python3.12 python3.11),\
 VENV := .venv
 endif
 RUN := $(VENV)/bin/python
+# What Python compiles is kept in the environment, also where Python is told to
+# keep nothing: else each process would compile TensorFlow for eight seconds.
+unexport PYTHONDONTWRITEBYTECODE
+export PYTHONPYCACHEPREFIX := $(abspath $(VENV))/pycache
 # Modules are compiled when they are imported, which most never are.
 INSTALL := -m pip install -q --no-compile --prefer-binary \
 	--disable-pip-version-check

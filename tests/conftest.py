@@ -10,6 +10,15 @@ import sys
 
 import pytest
 
+if sys.dont_write_bytecode:
+    # Each process would compile the modules of TensorFlow and Keras anew, which
+    # takes longer than all else of importing them. The environment keeps what
+    # is compiled, not the tree.
+    sys.dont_write_bytecode = False
+    sys.pycache_prefix = sys.pycache_prefix or f"{sys.prefix}/pycache"
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
+
 # TensorFlow reads these once, when it is first imported.
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -23,8 +32,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 # Python makes a full collection whenever what is new is a quarter of what is
 # old. Nothing is old where `fresh_module` froze it, so that these took a tenth
-# of the suite. That fixture makes one after each file.
-gc.set_threshold(*gc.get_threshold()[:2], 100)
+# of the suite. That fixture makes one after each file. Young objects are looked
+# through less often, too: nearly all of a graph that is traced stays.
+gc.set_threshold(10_000, 10, 7)
 
 
 def pytest_addoption(parser):
@@ -81,6 +91,24 @@ def same_entropy():
         patch.setattr(secrets, "token_bytes", _ENTROPY.randbytes)
         yield
     gc.unfreeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_stacks():
+    """Lets no operation of a graph record the functions that it was made by.
+
+    Those of pytest are many: to extract them took a tenth of all tracing. They
+    enter messages of errors in steps that run, and nothing else.
+    """
+    if "keras" not in sys.modules:
+        yield
+        return
+    from tensorflow.python.util import tf_stack
+
+    same = tf_stack.extract_stack()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tf_stack, "extract_stack", lambda stacklevel=1: same)
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

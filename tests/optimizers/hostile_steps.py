@@ -180,19 +180,49 @@ def build_step(
     dtype,
     implementation="graph",
     jit_compile=False,
-    clip=CLIP,
     **arguments,
 ):
+    """Builds the step of one optimizer, as `build_steps`."""
+    (step,) = build_steps(
+        model, dtype, [arguments], implementation, jit_compile
+    )
+    return step
+
+
+def build_steps(
+    model,
+    dtype,
+    optimizers_arguments,
+    implementation="graph",
+    jit_compile=False,
+):
+    """Builds the steps of several optimizers of one model.
+
+    They clip the same per-example gradients, which are traced once.
+
+    Args:
+        model: function of a dtype policy, gives a `keras.Model`.
+        dtype: string.
+        optimizers_arguments: list of dicts, arguments of `DPSGD` for each.
+        implementation: string, of per-example gradients.
+        jit_compile: bool.
+
+    Returns:
+        List of `Step`.
+    """
     model = model(dtype)
     scale = LOSS_SCALE.get(dtype, 1.0)
-    optimizer = optimizers.DPSGD(
-        "sgd",
-        noise_multiplier=0.0,
-        l2_norm_clip=clip,
-        batch_size=BATCH,
-        **arguments,
-    )
-    optimizer.build(model.trainable_variables)
+    made = [
+        optimizers.DPSGD(
+            "sgd",
+            noise_multiplier=0.0,
+            batch_size=BATCH,
+            **{"l2_norm_clip": CLIP} | arguments,
+        )
+        for arguments in optimizers_arguments
+    ]
+    for optimizer in made:
+        optimizer.build(model.trainable_variables)
 
     def losses(batch):
         outputs = tf.cast(model(batch["x"], training=True), tf.float32)
@@ -200,7 +230,7 @@ def build_step(
         return scale * tf.reduce_sum(products, 1), None
 
     @tf.function(autograph=False, jit_compile=jit_compile)
-    def sums(x, t, keep):
+    def sums_of_all(x, t, keep):
         rows, _ = gradients.per_example_gradients(
             losses,
             {"x": x, "t": t},
@@ -208,9 +238,17 @@ def build_step(
             implementation,
             scale,
         )
-        return [*optimizer.clipped_sums(rows, keep), rows.valid]
+        return [
+            [*optimizer.clipped_sums(rows, keep), rows.valid]
+            for optimizer in made
+        ]
 
-    return Step(model, sums)
+    def sums_of(k):
+        return tf.function(
+            lambda *batch: sums_of_all(*batch)[k], autograph=False
+        )
+
+    return [Step(model, sums_of(k)) for k in range(len(made))]
 
 
 def hostile_example(step, kind, random):
