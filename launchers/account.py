@@ -12,8 +12,8 @@ at a random step, and without amplification by sampling:
 `--rows_per_person=8` counts all rows of one person together, of which there are
 at most so many. Where persons are drawn, by `person_ids` of `fit`, `--examples`
 and `--batch_size` are of persons. `--bands=8` is for noise of which later steps
-take back a part, by `bands` of the optimizer. `--json` prints one object with the same figures; an infinite
-one is "inf".
+take back a part, by `bands` of the optimizer. `--json` prints one object with
+the same figures; an infinite one is "inf".
 """
 
 import json

@@ -80,9 +80,7 @@ class ProgressBar(keras.callbacks.Callback):
 
     def _state(self, epochs):
         """The spent ε and the time left after `epochs`, a float."""
-        epsilon = self.model.epsilon(
-            self._delta, "rdp", self._rows_per_person
-        )
+        epsilon = self.model.epsilon(self._delta, "rdp", self._rows_per_person)
         if math.isinf(epsilon):
             text = "not private"
         else:

@@ -140,7 +140,8 @@ def summary(result):
     rows = result.get("rows_per_person")
     return (
         f"{tasks.summary(result)} at (ε = {epsilon}, δ = {result['delta']:g})"
-        f"{_of_person(rows)}, {_SAMPLING[result['sampling']]}, {result['accountant'].upper()}"
+        f"{_of_person(rows)}, {_SAMPLING[result['sampling']]}, "
+        f"{result['accountant'].upper()}"
     )
 
 

@@ -255,7 +255,7 @@ class TestBesideOthers:
         assert model.ledger.steps == 1
 
     def test_a_release_that_was_not_planned(self, arrays):
-        """It is refused where it would cross the budget, else steps give way."""
+        """It is refused where it would cross the budget; steps give way."""
         model = private_model()
 
         def fit(epsilon, noise_multiplier):

@@ -29,8 +29,8 @@ class PrivateValidation(ReleasedMetrics):
     `PrivateModel.evaluate_privately`: one Gaussian event without sampling, in
     the ledger before it is made, and before any callback sees the end of its
     epoch: a model that one of them saves has it, wherever it is in the list.
-    Decisions by these metrics are post-processing. A run with a target ε, or a `PrivacyBudget`, counts all
-    releases that it plans before its first step.
+    Decisions by these metrics are post-processing. A run with a target ε, or a
+    `PrivacyBudget`, counts all releases that it plans before its first step.
 
     Args:
         x: array, or structure of arrays, `[rows, ...]`, private inputs. They

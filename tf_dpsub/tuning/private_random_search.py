@@ -44,9 +44,10 @@ class PrivateRandomSearch(keras_tuner.RandomSearch):
     trials have run. That costs less than all trials together: of 30 expected
     trials of ε = 0.89 each, 1.75 instead of 5.88.
 
-    All trials have to spend alike, as the same entry of a ledger. Learning rates, clips, architectures and
-    other settings on which their events do not depend may be searched; noise
-    multipliers, batch sizes and numbers of epochs may not.
+    All trials have to spend alike, as the same entry of a ledger. Learning
+    rates, clips, architectures and mechanisms may be searched where nothing
+    else of the entry follows from them; noise multipliers, batch sizes and
+    numbers of epochs may not.
 
     Formal guarantees: what is released is what `get_best_models`,
     `get_best_hyperparameters` and `results_summary` give: the best trial, its
@@ -56,13 +57,13 @@ class PrivateRandomSearch(keras_tuner.RandomSearch):
     all steps and releases that its call of `fit` plans, also where it stops
     early. The ledger has it before the first step of the first trial, and each
     later trial is refused before its first step if it plans another event, or
-    what the entry says otherwise. The entry follows from no setting that was
+    differs from what the entry says. The entry follows from no setting that was
     searched: neither mechanism nor clip of a trial are in it, and what is taken
-    as public is added of the best trial alone. A
-    score has to be computed from public data, or be released with noise in the
-    trial. A trial that fails, is interrupted or has no finite score counts as
-    the worst, and is not drawn again. Not covered, and to be kept secret: all
-    other trials, their number, the time that the search took, and its folder.
+    as public is said of the best trial alone. A score has to be computed from
+    public data, or be released with noise in the trial. A trial that fails, is
+    interrupted or has no finite score counts as the worst, and is not drawn
+    again. Not covered, and to be kept secret: all other trials, their number,
+    the time that the search took, and its folder.
 
     Args:
         hypermodel: `keras_tuner.HyperModel`, or function of

@@ -64,7 +64,6 @@ def test_auto_is_the_best_number(monkeypatch):
             {**BUDGET, "bands": "auto", "rows_per_person": 2},
             "several rows of a person have no amplification",
         ),
-        ({"rows_per_person": 0}, "Expected rows_per_person >= 1"),
         ({"bands": 2, "optimizer": "DPPowerSGD"}, "Leave bands out"),
         ({"bands": 2, "recipe": "full_batch"}, "Leave bands out"),
         ({"optimizer_kwargs": {"bands": 2}}, "Set the field `bands`"),
