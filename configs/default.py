@@ -105,6 +105,10 @@ def get_config():
     config.epsilon = config_dict.placeholder(float)
     config.delta = 1e-5
     config.accountant = "pld"
+    # The most rows of one person: epsilon, as budget and in all that the run
+    # prints and writes, is then that of all of them together. The data must
+    # keep it, as by `tf_dpsub.data.limit_rows`: it is not checked.
+    config.rows_per_person = config_dict.placeholder(int)
 
     # "full_batch": the arguments of `tf_dpsub.heads.FullBatch` that
     # `recipe_kwargs` leaves out follow from the number of examples, epsilon and

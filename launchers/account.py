@@ -10,8 +10,10 @@ at a random step, and without amplification by sampling:
       --delta=1e-5 --json
 
 `--rows_per_person=8` counts all rows of one person together, of which there are
-at most so many. `--json` prints one object with the same figures; an infinite
-one is "inf".
+at most so many. Where persons are drawn, by `person_ids` of `fit`, `--examples`
+and `--batch_size` are of persons. `--bands=8` is for noise of which later steps
+take back a part, by `bands` of the optimizer. `--json` prints one object with
+the same figures; an infinite one is "inf".
 """
 
 import json
@@ -59,6 +61,13 @@ _ROWS_PER_PERSON = flags.DEFINE_integer(
     "The most examples of one person: figures are for all of them together.",
     lower_bound=1,
 )
+_BANDS = flags.DEFINE_integer(
+    "bands",
+    1,
+    "Number of steps that share their noise, and of groups that they draw from "
+    "in turn.",
+    lower_bound=1,
+)
 _JSON = flags.DEFINE_bool("json", False, "Print JSON instead of a table.")
 
 _SOLVERS: dict[str, Callable] = {
@@ -85,6 +94,7 @@ def solve(
     batch_size=None,
     examples=None,
     rows_per_person=1,
+    bands=1,
 ):
     """Computes epsilon, the noise multiplier or the number of steps.
 
@@ -102,11 +112,13 @@ def solve(
         examples: int. Defaults to `None`.
         rows_per_person: int, the most examples of one person, which count
             together. Defaults to `1`.
+        bands: int, number of steps that share their noise, of which an example
+            is in one. Defaults to `1`.
 
     Returns:
         dict: the arguments, as used; `"solved_for"`, the name of the computed
-        value; and under `"poisson_sampling"`, `"once_per_epoch"` and
-        `"without_amplification"` its value by each accountant.
+        value; and under `"poisson_sampling"`, `"once_per_epoch"` (with one band
+        alone) and `"without_amplification"` its value by each accountant.
 
     Raises:
         ValueError: If arguments are missing, contradict each other, or are out
@@ -139,11 +151,20 @@ def solve(
     if rows_per_person != 1:
         result["rows_per_person"] = rows_per_person
     result["solved_for"] = solved_for
-    for name, taken, sampling in (
+    ways = [
         ("poisson_sampling", rate, "poisson"),
         ("once_per_epoch", rate, "once_per_epoch"),
         ("without_amplification", 1, "poisson"),
-    ):
+    ]
+    if bands != 1:
+        result["bands"] = bands
+        # Several rows of a person may be in several groups.
+        of_group = _rate_of_group(rate, bands) if rows_per_person == 1 else 1
+        ways = [("poisson_sampling", of_group, "poisson"), ways[-1]]
+        if steps is not None:
+            # One event for each cycle.
+            given["steps"] = -(-steps // bands)
+    for name, taken, sampling in ways:
         result[name] = {
             accountant: _SOLVERS[solved_for](
                 **given,
@@ -153,6 +174,7 @@ def solve(
                 rows_per_person=rows_per_person,
                 sampling=sampling,
             )
+            * (bands if solved_for == "steps" else 1)
             for accountant in accountants.ACCOUNTANTS
         }
     return result
@@ -174,15 +196,19 @@ def table(result):
             **_LABELS,
             "sampling_rate": "sampling rate",
             "rows_per_person": "rows of a person, at most",
+            "bands": "bands",
         }.items()
         if name in result
     ]
     lines += ["", f"{_LABELS[solved_for]:<36}{'RDP':>12}{'PLD':>12}"]
+    cyclic = "cyclic " * ("bands" in result)
     for name, label in (
-        ("poisson_sampling", "with Poisson sampling"),
+        ("poisson_sampling", f"with {cyclic}Poisson sampling"),
         ("once_per_epoch", "with each example once in an epoch"),
         ("without_amplification", "without amplification by sampling"),
     ):
+        if name not in result:
+            continue
         cells = (
             str(value) if solved_for == "steps" else round_up(value, digits=5)
             for value in result[name].values()
@@ -203,6 +229,7 @@ def main():
         batch_size=_BATCH_SIZE.value,
         examples=_EXAMPLES.value,
         rows_per_person=_ROWS_PER_PERSON.value,
+        bands=_BANDS.value,
     )
     examples = _EXAMPLES.value
     if examples is not None and _DELTA.value >= 1 / examples:
@@ -244,6 +271,17 @@ def _rate(sampling_rate, batch_size, examples):
             f"{examples}."
         )
     return batch_size / examples
+
+
+def _rate_of_group(rate, bands):
+    # Rounding of a rate must not refuse as many groups as there are batches.
+    if bands * rate > 1 + 1e-9:
+        raise ValueError(
+            "Expected --bands * --sampling_rate <= 1, got "
+            f"{bands} * {rate:.6g}: a batch comes from one of so many groups. "
+            "Take fewer bands, or smaller batches."
+        )
+    return min(1.0, bands * rate)
 
 
 def _step_count(steps, epochs, rate, batch_size, examples):

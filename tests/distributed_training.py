@@ -162,6 +162,63 @@ def trained(
     return results
 
 
+_ROWS_OF_PERSON = 3
+_PERSONS = {
+    "person_ids": np.arange(EXAMPLES) // _ROWS_OF_PERSON,
+    "rows_per_person_per_step": _ROWS_OF_PERSON,
+}
+# Arguments of `fit`, the expected batch size, the steps of an epoch, and what
+# an epoch changes the weights by: each row counts once in all batches together.
+DRAWN = {
+    "once per epoch": (
+        {"sampling": "once_per_epoch"},
+        9,
+        5,
+        -X.sum(0) / 9,
+    ),
+    "persons": (_PERSONS, 14, 1, -X.sum(0) / _ROWS_OF_PERSON / 14),
+    "persons once per epoch": (
+        _PERSONS | {"sampling": "once_per_epoch"},
+        4,
+        4,
+        -X.sum(0) / _ROWS_OF_PERSON / 4,
+    ),
+}
+
+
+def drawn(strategy, name):
+    """Results of two epochs, without noise, of gradients that are the inputs.
+
+    Args:
+        strategy: `tf.distribute.Strategy`.
+        name: string, one of `DRAWN`.
+
+    Returns:
+        dict that JSON can hold.
+    """
+    arguments, batch_size, _, _ = DRAWN[name]
+    with strategy.scope():
+        plain = keras.Sequential(
+            [keras.Input((40,)), keras.layers.Dense(1, use_bias=False)]
+        )
+        model = tf_dpsub.make_private(plain)
+        model.compile(
+            optimizers.DPSGD(
+                keras.optimizers.SGD(1.0),
+                noise_multiplier=0.0,
+                l2_norm_clip=20.0,
+                batch_size=batch_size,
+            ),
+            lambda _, outputs: outputs[:, 0],
+        )
+    before = _flat(plain)
+    model.fit(X, Y, epochs=2, verbose=0, **arguments)
+    return {
+        "change": (_flat(plain) - before).tolist(),
+        "steps": model.ledger.steps,
+    }
+
+
 def _flat(model):
     return np.concatenate(
         [np.ravel(v.numpy()) for v in model.trainable_variables]
@@ -175,6 +232,7 @@ def all_trained(kind):
         name: trained(strategy, name, evaluates=name == "DP-SGD")
         for name in MECHANISMS
     }
+    results |= {name: drawn(strategy, name) for name in DRAWN}
     results["in blocks"] = trained(strategy, "DP-SGD", together=2)
     results["with noise"] = trained(
         strategy, "DP-SGD", noise=50.0, seed=None, epochs=1

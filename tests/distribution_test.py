@@ -16,6 +16,7 @@ from scipy import stats
 from tests import distributed_training, workers
 from tests.distributed_training import (
     CLIP,
+    DRAWN,
     EPOCHS,
     EXAMPLES,
     MECHANISMS,
@@ -78,6 +79,17 @@ def test_train_as_one(name, one, several):
         together["change"], alone["change"], rtol=1e-4, atol=1e-5
     )
     assert together["steps"] == alone["steps"] == EPOCHS
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_batches_together_are_those_of_one(name, one, several):
+    """In an epoch, each row or person is in the batch of one replica."""
+    _, _, steps, change = DRAWN[name]
+    for results in (one[name], several[name]):
+        assert results["steps"] == 2 * steps
+        np.testing.assert_allclose(
+            results["change"], 2 * change, rtol=1e-4, atol=1e-4
+        )
 
 
 def test_evaluate_and_predict_as_one(one, several):

@@ -123,6 +123,9 @@ def _headline(result):
     """The main numbers: ε, δ and the accuracy of the model."""
     spent = _epsilon(result["epsilon"])
     private = f"{result['private_examples']:,} private examples"
+    persons = result.get("rows_per_person")
+    if persons is not None:
+        private += f", at most {persons:,} of a person"
     tested = f"{result['test_examples']:,} test examples"
     sampling = result["sampling"].replace("_", " ").capitalize()
     accounting = f"{sampling} sampling, {result['accountant'].upper()}"

@@ -28,10 +28,12 @@ class ProgressBar(keras.callbacks.Callback):
             takes no time.
         budget: float, the epsilon to keep; None without one. Defaults to
             `None`.
+        rows_per_person: int, as for `PrivateModel.epsilon`. Defaults to `None`.
     """
 
-    def __init__(self, delta, budget=None):
+    def __init__(self, delta, budget=None, rows_per_person=None):
         super().__init__()
+        self._rows_per_person = rows_per_person
         self._delta = delta
         self._budget = budget
         self._line = live_line.LiveLine()
@@ -78,7 +80,7 @@ class ProgressBar(keras.callbacks.Callback):
 
     def _state(self, epochs):
         """The spent ε and the time left after `epochs`, a float."""
-        epsilon = self.model.epsilon(self._delta, "rdp")
+        epsilon = self.model.epsilon(self._delta, "rdp", self._rows_per_person)
         if math.isinf(epsilon):
             text = "not private"
         else:

@@ -51,6 +51,9 @@ def check(config):
             "Expected a noise_multiplier, or an epsilon to calibrate it for, "
             "got neither. Set one of them, or both: epsilon is then a budget."
         )
+    rows = config.rows_per_person
+    if rows is not None and rows < 1:
+        raise ValueError(f"Expected rows_per_person >= 1, got {rows}.")
     _check_bands(config)
     choose({"rdp": None, "pld": None}, config.accountant, "an accountant")
     choose(
@@ -80,9 +83,33 @@ def _check_bands(config):
                 'Expected epsilon with bands="auto", got none: the best number '
                 "of bands depends on it. Set epsilon, or bands to a number."
             )
+        if (config.rows_per_person or 1) > 1:
+            raise ValueError(
+                'Expected rows_per_person=1 with bands="auto", got '
+                f"{config.rows_per_person}: with bands, several rows of a "
+                "person have no amplification by sampling. Set bands to a "
+                "number, or leave it out."
+            )
     elif not isinstance(config.bands, int) or config.bands < 1:
         raise ValueError(
             f'Expected bands >= 1, or "auto", got {config.bands!r}.'
+        )
+
+
+def require_rows(config):
+    """Refuses a config whose budget is that of persons.
+
+    Args:
+        config: `ml_collections.ConfigDict`.
+
+    Raises:
+        ValueError: if it is.
+    """
+    if (config.rows_per_person or 1) > 1:
+        raise ValueError(
+            "Expected rows_per_person=1 or none for a plan, which compares "
+            f"methods by the ε of one row, got {config.rows_per_person}. Leave "
+            "it out here, and set it to train."
         )
 
 

@@ -72,6 +72,7 @@ def plan_of(
         ValueError: if the config does not fit, or there are no such examples.
     """
     config_checks.check(config)
+    config_checks.require_rows(config)
     config_checks.choose(dict.fromkeys(LABELLED), labelled, "a split")
     config = copy.deepcopy(config)
     carriers = config.reparametrize.to_dict()
@@ -153,6 +154,7 @@ def recommendation_of(config, labelled="public", most=1000):
         ValueError: if the config does not fit, or there are no public examples.
     """
     config_checks.check(config)
+    config_checks.require_rows(config)
     config_checks.choose(dict.fromkeys(LABELLED), labelled, "a split")
     keras.utils.set_random_seed(config.seed)
     loaded = objects.dataset(config)

@@ -370,13 +370,18 @@ def private_optimizer(config, batches, subspace=None, carrier_examples=None):
 
     if config.noise_multiplier is not None:
         return make(noise_multiplier=config.noise_multiplier)
+    rate, rows = batches.batch_size / batches.examples, config.rows_per_person
+    if bands > 1:
+        # Several rows of a person may be in several groups.
+        rate = bands * rate if (rows or 1) == 1 else 1
     effective = accounting.noise_multiplier(
         epsilon=config.epsilon,
         delta=config.delta,
-        sampling_rate=bands * batches.batch_size / batches.examples,
+        sampling_rate=rate,
         steps=-(-steps // bands),
         accountant=config.accountant,
         sampling=batches.sampling,
+        rows_per_person=rows or 1,
     )
     with_target = make(epsilon=config.epsilon, delta=config.delta)
     with_target.calibrate(effective)

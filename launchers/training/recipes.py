@@ -2,7 +2,7 @@
 
 import importlib
 
-from tf_dpsub import heads
+from tf_dpsub import accounting, heads
 from tf_dpsub.launchers.training.config_checks import choose, construct
 from tf_dpsub.planning.rules import LEAST_EPSILON_FROM_SCRATCH
 from tf_dpsub.primitives import clipping
@@ -50,7 +50,7 @@ def with_recipe(config, examples):
         config.recipe_kwargs,
         "the recipe",
         examples,
-        config.epsilon,
+        _epsilon_of_row(config),
         config.delta,
         public_start=config.ridge_start_examples > 0,
     )
@@ -66,6 +66,20 @@ def with_recipe(config, examples):
         config.microbatch_size = min(examples, clipping.LARGEST_MICROBATCH)
         config.epochs = head.steps
     return config
+
+
+def _epsilon_of_row(config):
+    """Epsilon of one row, where that of a person is the one of the config.
+
+    All rows are in each step. Those of a person are as one row, with as many
+    times less noise.
+    """
+    rows = config.rows_per_person or 1
+    if rows == 1:
+        return config.epsilon
+    once = {"delta": config.delta, "sampling_rate": 1.0, "steps": 1}
+    of_person = accounting.noise_multiplier(epsilon=config.epsilon, **once)
+    return accounting.epsilon(noise_multiplier=rows * of_person, **once)
 
 
 def advice(config, loaded, epsilon: float) -> str | None:

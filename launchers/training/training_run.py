@@ -137,10 +137,20 @@ def announce(config, workdir, resume=False):
 def summary(result):
     """One line with the accuracy and the privacy of a result."""
     epsilon = round_up(result["epsilon"], decimals=2)
+    rows = result.get("rows_per_person")
     return (
-        f"{tasks.summary(result)} at (ε = {epsilon}, δ = {result['delta']:g}), "
-        f"{_SAMPLING[result['sampling']]}, {result['accountant'].upper()}"
+        f"{tasks.summary(result)} at (ε = {epsilon}, δ = {result['delta']:g})"
+        f"{_of_person(rows)}, {_SAMPLING[result['sampling']]}, "
+        f"{result['accountant'].upper()}"
     )
+
+
+def _of_person(rows_per_person):
+    """Whose ε it is, where it is not that of an example."""
+    if rows_per_person is None:
+        return ""
+    rows = f"{rows_per_person} row" + "s" * (rows_per_person > 1)
+    return f" of a person with at most {rows}"
 
 
 def devices():
@@ -278,6 +288,7 @@ class _Run:
             epsilon=config.epsilon,
             delta=config.delta,
             accountant=config.accountant,
+            rows_per_person=config.rows_per_person,
         )
         fitting = steps
         if not self._entry().each_example_once_per_epoch:
@@ -319,12 +330,20 @@ class _Run:
             bands=optimizer.bands,
         )
 
+    def _epsilon(self, accountant):
+        """Epsilon spent so far: that of a person, if the config says so."""
+        config = self._config
+        return self._model.epsilon(
+            config.delta, accountant, config.rows_per_person
+        )
+
     def _bounding_accountant(self, further_steps=0):
         """The accountant by whose bound ε is, after further steps."""
-        events = self._model.ledger.events()
+        rows = self._config.rows_per_person
+        events = self._model.ledger.events(rows)
         if further_steps:
             entry = dataclasses.replace(self._entry(), steps=further_steps)
-            events.append(entry.event())
+            events.append(entry.event(rows or 1))
         return accountants.bounding_accountant(
             events,
             delta=self._config.delta,
@@ -347,6 +366,7 @@ class _Run:
             config.delta,
             epochs=epochs - epochs_before,
             accountant=config.accountant,
+            rows_per_person=config.rows_per_person,
         )
         lines = {
             "data": f"{config.dataset}: {len(examples.y_train):,} private, "
@@ -358,7 +378,8 @@ class _Run:
             f"{bands}noise multiplier {optimizer.noise_multiplier:.4g}, clip "
             f"{optimizer.l2_norm_clip:g}, {_BATCHES[config.sampling]} of "
             f"{optimizer.batch_size:,} expected",
-            "privacy": f"ε = {epsilon:.4g} at δ = {config.delta:g} "
+            "privacy": f"ε = {epsilon:.4g} at δ = {config.delta:g}"
+            f"{_of_person(config.rows_per_person)} "
             f"({self._bounding_accountant(steps).upper()}) after {epochs} "
             "epochs, "
             f"{ledger.steps + steps:,} steps",
@@ -382,8 +403,7 @@ class _Run:
         if ledger.steps:
             lines["resumed"] = (
                 f"after {epochs_before} of {config.epochs} epochs, with ε = "
-                f"{self._model.epsilon(config.delta, config.accountant):.4g} "
-                "spent"
+                f"{self._epsilon(config.accountant):.4g} spent"
             )
         if not (self._results_only or _has_tensorboard()):
             lines["logs"] = (
@@ -415,6 +435,7 @@ class _Run:
                     math.inf if config.epsilon is None else config.epsilon,
                     config.delta,
                     config.accountant,
+                    config.rows_per_person,
                 ),
                 self._recorder,
                 *self._gradient_recorders,
@@ -427,7 +448,11 @@ class _Run:
         if not self._directory.writes:
             return []
         config = self._config
-        return [progress_bar.ProgressBar(config.delta, config.epsilon)]
+        return [
+            progress_bar.ProgressBar(
+                config.delta, config.epsilon, config.rows_per_person
+            )
+        ]
 
     def _tensorboards(self):
         if self._results_only or not self._directory.writes:
@@ -443,7 +468,9 @@ class _Run:
         self._directory.write_text(
             "privacy_statement.txt",
             self._model.privacy_statement(
-                self._config.delta, self._config.accountant
+                self._config.delta,
+                self._config.accountant,
+                self._config.rows_per_person,
             ),
         )
         if not self._results_only and self._directory.writes:
@@ -484,9 +511,7 @@ class _Run:
         )
         seconds = self._recorder.step_seconds
         epsilon = {
-            accountant: run_directory.json_number(
-                model.epsilon(config.delta, accountant)
-            )
+            accountant: run_directory.json_number(self._epsilon(accountant))
             for accountant in ("rdp", "pld")
         }
         metric = self._task.metric
@@ -500,6 +525,7 @@ class _Run:
             "epsilon_rdp": epsilon["rdp"],
             "epsilon_pld": epsilon["pld"],
             "delta": config.delta,
+            "rows_per_person": config.rows_per_person,
             "accountant": self._bounding_accountant(),
             "noise_multiplier": model.optimizer.noise_multiplier,
             "l2_norm_clip": run_directory.json_number(

@@ -143,6 +143,66 @@ def test_agrees_with_monte_carlo_in_both_directions():
             assert abs(sample.mean() - bound) < 5 * error
 
 
+def interval_of_mean(sample):
+    """Bounds of a mean, of six deviations of the mean of a sample."""
+    count = len(sample)
+    # No outcome counts for more than a thousandth: the mean is Gaussian.
+    assert sample.max() < 1e-3 * count * sample.mean()
+    reach = 6 * sample.std() / np.sqrt(count)
+    return sample.mean() - reach, sample.mean() + reach
+
+
+@pytest.mark.parametrize("direction", [REMOVED, ADDED])
+def test_agrees_with_tilted_sampling_at_a_small_delta(direction):
+    """By outcomes that decide, weighted by how much rarer they are under Q."""
+    steps, delta = 10, 1e-5
+    losses = random_allocation.losses(1.0, steps, 1e-4)
+    outcomes = np.random.default_rng(0).standard_normal([200_000, steps])
+    if direction == REMOVED:
+        epsilon = losses._pmf_remove.get_epsilon_for_delta(delta)
+        # One step has a much larger number than usual.
+        tilt = epsilon + np.log(steps)
+        outcomes[:, 0] += tilt
+        rarer = np.exp(outcomes * tilt - tilt**2 / 2).mean(1)
+    else:
+        epsilon = losses._pmf_add.get_epsilon_for_delta(delta)
+        # All of them have smaller ones.
+        tilt = epsilon
+        outcomes -= tilt
+        rarer = np.exp(-tilt * outcomes.sum(1) - steps * tilt**2 / 2)
+    ratio = np.exp(outcomes - 0.5).mean(1)
+    excess = ratio - np.exp(epsilon), 1 - np.exp(epsilon) * ratio
+    low, high = interval_of_mean(np.maximum(excess[direction], 0) / rarer)
+    # It bounds the divergence, by little.
+    assert low < delta < 1.03 * high
+    assert high < 1.12 * low
+
+
+@pytest.mark.parametrize("epochs", [2, 3])
+def test_what_rounding_takes_between_epochs_is_added(epochs):
+    """Compared with convolutions without Fourier transforms."""
+    single = random_allocation.losses(4.0, 40, 2e-3)
+    composed = random_allocation.losses(4.0, 40, 2e-3, epochs=epochs)
+    without = single.self_compose(epochs)
+    for direction in ("_pmf_remove", "_pmf_add"):
+        losses = getattr(single, direction)
+        masses = losses._probs.astype(np.longdouble)
+        exact = masses
+        for _ in range(epochs - 1):
+            exact = np.convolve(exact, masses)
+        lowest = losses._lower_loss * epochs
+        at = (lowest + np.arange(len(exact))) * 2e-3
+        bound = random_allocation._rounding(losses._probs, epochs)
+        assert 0 < bound < 1e-11
+        for epsilon in (0.0, 0.1, 0.3, 0.6):
+            lost = np.maximum(-np.expm1(epsilon - at), 0)
+            expected = float(np.sum(exact * lost))
+            found = getattr(composed, direction).get_delta_for_epsilon(epsilon)
+            rounded = getattr(without, direction).get_delta_for_epsilon(epsilon)
+            assert expected <= found
+            assert abs(found - rounded - bound) < 1e-15 + 1e-3 * bound
+
+
 def test_fewer_points_bound_more_loosely():
     few, some, many = (
         random_allocation.losses(0.8, 30, 1e-4, points)

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import tf_dpsub
 from tf_dpsub import accounting
-from tf_dpsub.callbacks import PrivacyBudget
+from tf_dpsub.callbacks import PrivacyBudget, PrivateValidation
 
 EXAMPLES, BATCH, DELTA = 100, 20, 1e-5
 STEPS_PER_EPOCH = 5
@@ -22,9 +22,10 @@ def arrays():
     return x, rng.integers(0, 3, EXAMPLES)
 
 
-def private_model(noise_multiplier=2.0, **compile_arguments):
+def private_model(noise_multiplier=2.0, ledger_path=None, **compile_arguments):
     model = tf_dpsub.make_private(
-        keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+        keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)]),
+        ledger_path=ledger_path,
     )
     model.compile(
         tf_dpsub.optimizers.DPSGD(
@@ -217,6 +218,136 @@ class TestStopped:
         assert model.ledger.steps == 2 + 20 * STEPS_PER_EPOCH
 
 
+class Meanwhile(keras.callbacks.Callback):
+    """Does something to the model before the second epoch."""
+
+    def __init__(self, action):
+        super().__init__()
+        self._action = action
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 1:
+            self._action(self.model)
+
+
+class TestBesideOthers:
+    """What else the ledger counts leaves less of the budget."""
+
+    def test_what_is_merged_during_the_run(self, arrays, caplog):
+        others = private_model()
+        others.fit(*arrays, epochs=2, verbose=0)
+        # Both together, and three steps less than the run plans.
+        budget = PrivacyBudget(poisson_epsilon(22) + 1e-6, DELTA)
+        model = private_model()
+        merge = Meanwhile(lambda model: model.ledger.merge(others.ledger))
+        model.fit(*arrays, epochs=3, verbose=0, callbacks=[budget, merge])
+        assert model.ledger.steps == 22
+        assert model.epsilon(DELTA) <= budget.epsilon
+        assert "The run ends after 7 steps" in caplog.text
+
+    def test_what_was_released_before_it(self, arrays):
+        model = private_model()
+        model.evaluate_privately(*arrays, noise_multiplier=5.0)
+        spent = model.epsilon(DELTA)
+        budget = PrivacyBudget(poisson_epsilon(5) + 1e-6, DELTA)
+        with pytest.raises(ValueError, match=f"from {spent:.4g} to .*: [0-4] "):
+            model.fit(*arrays, verbose=0, callbacks=[budget])
+        assert model.ledger.steps == 1
+
+    def test_a_release_that_was_not_planned(self, arrays):
+        """It is refused where it would cross the budget; steps give way."""
+        model = private_model()
+
+        def fit(epsilon, noise_multiplier):
+            entry = PrivateValidation(
+                *arrays, noise_multiplier=noise_multiplier
+            ).planned_entry(model, 0, 1)
+            entry = entry.description
+            release = Meanwhile(lambda m: m.current_run.charge_release(entry))
+            model.fit(
+                *arrays,
+                epochs=3,
+                verbose=0,
+                callbacks=[PrivacyBudget(epsilon, DELTA), release],
+            )
+
+        with pytest.raises(ValueError, match="of PrivateValidation beyond"):
+            fit(poisson_epsilon(15) + 1e-6, 1.5)
+        # The first epoch alone has run.
+        assert model.ledger.steps == 5
+        epsilon = poisson_epsilon(20) + 1e-6
+        fit(epsilon, 3.0)
+        assert model.ledger.entries[1].steps == 1
+        assert 10 < model.ledger.entries[0].steps < 20
+        assert model.epsilon(DELTA) <= epsilon
+
+    def test_the_refusal_names_releases(self, arrays):
+        budget = PrivacyBudget(poisson_epsilon(10), DELTA)
+        validation = PrivateValidation(*arrays, noise_multiplier=9.0)
+        message = (
+            r"got 10 steps \(2 epochs\) and 2 releases of PrivateValidation, "
+            "which .* fit beside these releases. .*, release less often"
+        )
+        with pytest.raises(ValueError, match=message):
+            private_model().fit(
+                *arrays, epochs=2, verbose=0, callbacks=[budget, validation]
+            )
+        with pytest.raises(ValueError, match="fits beside 1 releases of Priv"):
+            private_model().fit(
+                endless(arrays),
+                verbose=0,
+                callbacks=[PrivacyBudget(1e-3, DELTA), validation],
+            )
+
+    def test_another_run_of_the_same_file(self, arrays, tmp_path):
+        path = str(tmp_path / "ledger.json")
+        first, second = (private_model(ledger_path=path) for _ in range(2))
+        first.fit(*arrays, verbose=0)
+        # It would not see the steps of the first one.
+        budget = PrivacyBudget(poisson_epsilon(5) + 1e-6, DELTA)
+        with pytest.raises(RuntimeError, match="Two runs must not share"):
+            second.fit(*arrays, verbose=0, callbacks=[budget])
+        third = private_model(ledger_path=path)
+        with pytest.raises(ValueError, match=": 0 steps"):
+            third.fit(*arrays, verbose=0, callbacks=[budget])
+
+
+class TestOfPersons:
+    def epsilon(self, steps, rows):
+        return accounting.epsilon(
+            noise_multiplier=8.0,
+            sampling_rate=BATCH / EXAMPLES,
+            steps=steps,
+            delta=DELTA,
+            rows_per_person=rows,
+        )
+
+    def test_rows_of_one_person_count_together(self, arrays):
+        epsilon = self.epsilon(10, 3)
+        assert epsilon > 3 * self.epsilon(10, 1)
+        budget = PrivacyBudget(epsilon + 1e-6, DELTA, rows_per_person=3)
+        model = private_model(8.0)
+        message = "person with at most 3 rows, got 15 steps .*: 10 steps"
+        with pytest.raises(ValueError, match=message):
+            model.fit(*arrays, epochs=3, verbose=0, callbacks=[budget])
+        history = model.fit(
+            *arrays, epochs=2, verbose=0, callbacks=[budget]
+        ).history
+        expected = [self.epsilon(5, 3), epsilon]
+        assert history["epsilon"] == pytest.approx(expected)
+
+    def test_persons_that_are_drawn_are_the_unit(self, arrays):
+        budget = PrivacyBudget(self.epsilon(5, 1) + 1e-6, DELTA, "pld", 7)
+        model = private_model(8.0)
+        model.fit(
+            *(np.repeat(a, 2, axis=0) for a in arrays),
+            person_ids=np.repeat(np.arange(EXAMPLES), 2),
+            verbose=0,
+            callbacks=[budget],
+        )
+        assert model.ledger.steps == 5
+
+
 class StopBeforeTraining(keras.callbacks.Callback):
     """Ends a run when all callbacks have begun."""
 
@@ -235,6 +366,7 @@ class TestBadInput:
             ((1.0, 1.0), "Expected 0 < delta < 1, got 1.0"),
             ((1.0, math.nan), "Expected 0 < delta < 1, got nan"),
             ((1.0, DELTA, "gdp"), "Expected accountant .*, got 'gdp'"),
+            ((1.0, DELTA, "pld", 0), "Expected rows_per_person"),
         ],
     )
     def test_arguments_out_of_range(self, arguments, message):

@@ -186,6 +186,51 @@ def test_a_copy_has_noise_of_its_own():
     assert values[0] != values[1]
 
 
+class Snapshot(keras.callbacks.Callback):
+    """Keeps what each epoch's model says of the releases in its ledger."""
+
+    def on_train_begin(self, logs=None):
+        self.releases = []
+
+    def on_epoch_end(self, epoch, logs=None):
+        entries = self.model.ledger.entries
+        self.releases.append(sum(e.steps for e in entries if e.is_validation))
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_what_is_saved_at_an_epoch_has_its_release(tmp_path, place):
+    """Wherever it is in the list, and in a list of Keras."""
+    saves = keras.callbacks.ModelCheckpoint(
+        tmp_path / "{epoch}.weights.h5", save_weights_only=True
+    )
+    callbacks = [Snapshot(), saves]
+    callbacks.insert(2 * place, _validation())
+    model = _model()
+    if place:
+        callbacks = keras.callbacks.CallbackList(
+            callbacks, add_history=True, model=model
+        )
+    model.fit(X, Y, epochs=2, verbose=0, callbacks=callbacks)
+    assert [model.ledger.entries[k].steps for k in (0, 1)] == [6, 2]
+    for epoch in (1, 2):
+        loaded = _model()
+        loaded.load_weights(tmp_path / f"{epoch}.weights.h5")
+        training, releases = loaded.ledger.entries
+        assert (training.steps, releases.steps) == (3 * epoch, epoch)
+    if not place:
+        assert callbacks[1].releases == [1, 2]
+
+
+def test_weights_that_a_callback_changes_before_a_release():
+    class Changes(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.set_weights([w + 1 for w in self.model.get_weights()])
+
+    model = _model()
+    model.fit(X, Y, verbose=0, callbacks=[Changes(), _validation()])
+    assert "changes of the weights" in model.ledger.entries[-1].uncovered[0]
+
+
 def test_steps_that_are_not_counted_are_noticed_beside_releases():
     model = _model()
     model.fit(X, Y, verbose=0, callbacks=[_validation()])

@@ -54,6 +54,58 @@ class TestSolve:
         assert "rows of a person, at most 3".split() in lines
         assert "rows_per_person" not in account.solve(**arguments)
 
+    @pytest.mark.parametrize("rows", [1, 2])
+    def test_bands(self, rows):
+        """As the ledger of a run with bands, whose last cycle is not whole."""
+        entry = accounting.LedgerEntry(
+            mechanism="DPSGD",
+            noise_multiplier=4.0,
+            l2_norm_clip=1.0,
+            batch_size=100,
+            examples=1000,
+            sampler="poisson",
+            bands=4,
+            steps=42,
+        )
+        noise = {"noise_multiplier": 4.0, "delta": 1e-5}
+        ways = {
+            "sampling_rate": 0.1,
+            "bands": 4,
+            "rows_per_person": rows,
+        }
+        result = account.solve(**noise, **ways, steps=42)
+        ledger = accounting.PrivacyLedger()
+        ledger.charge(entry.description, 42)
+        for name, epsilon in (
+            ("poisson_sampling", ledger.epsilon),
+            ("without_amplification", ledger.epsilon_without_amplification),
+        ):
+            assert result[name] == {
+                by: pytest.approx(epsilon(1e-5, by, rows), rel=1e-9)
+                for by in ("rdp", "pld")
+            }
+        spent = result["poisson_sampling"]["rdp"]
+        lines = [line.split() for line in account.table(result).splitlines()]
+        assert ["bands", "4"] in lines
+        assert any(line[:2] == ["with", "cyclic"] for line in lines)
+        assert "once_per_epoch" not in result
+        # Steps and noise of that run: its eleven cycles are 44 steps.
+        budget = {"epsilon": spent * (1 + 1e-6), "delta": 1e-5}
+        fitting = account.solve(**budget, **ways, noise_multiplier=4.0)
+        assert fitting["poisson_sampling"]["rdp"] == 44
+        noise = account.solve(**budget, **ways, steps=42)
+        assert noise["poisson_sampling"]["rdp"] == pytest.approx(4.0, rel=1e-3)
+
+    def test_too_many_bands(self):
+        with pytest.raises(ValueError, match=r"11 \* 0.1: a batch comes from"):
+            account.solve(
+                noise_multiplier=4.0,
+                delta=1e-5,
+                steps=10,
+                sampling_rate=0.1,
+                bands=11,
+            )
+
     def test_each_example_once_in_an_epoch(self):
         run = {"noise_multiplier": 4.0, "steps": 100, "delta": 1e-5}
         result = account.solve(**run, sampling_rate=0.05)

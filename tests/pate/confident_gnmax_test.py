@@ -249,18 +249,33 @@ class TestDataDependent:
     def test_before_a_query(self):
         assert small().data_dependent_epsilon(1e-5).epsilon == 0
 
-    def test_a_copy_knows_no_votes(self):
-        aggregator = small()
-        aggregator.aggregate(VOTES)
-        for copied in (
-            copy.deepcopy(aggregator),
-            pickle.loads(pickle.dumps(aggregator)),
-        ):
-            with pytest.raises(ValueError, match="Ask the original"):
-                copied.data_dependent_epsilon(1e-5)
-            copied.aggregate(VOTES)
-            assert copied.ledger.steps == 20
-            assert aggregator.ledger.steps == 10
+
+class TestCopies:
+    @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+    def test_are_refused(self, copied):
+        """The two would compose nowhere, and draw the same noise by a seed."""
+        with pytest.raises(TypeError, match="PrivacyLedger.path"):
+            copied(small())
+
+    def test_two_with_one_file_compose(self, tmp_path):
+        def one():
+            ledger = accounting.PrivacyLedger(tmp_path / "ledger.json")
+            return small(
+                threshold_noise=20.0, noise=20.0, ledger=ledger, seed=None
+            )
+
+        first, at_once = one(), one()
+        first.aggregate(VOTES)
+        # It does not see what the other has answered: nothing is drawn.
+        with pytest.raises(RuntimeError, match="must not share a ledger"):
+            at_once.aggregate(VOTES)
+        second = one()
+        second.aggregate(VOTES)
+        mu = math.sqrt(2 * (5 + 2 * 5)) / 20
+        for ledger in (second.ledger, one().ledger):
+            assert ledger.epsilon(1e-5) == pytest.approx(
+                gaussian_epsilon(mu, 1e-5), rel=1e-6
+            )
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def test_the_best_of_the_trials_is_one_release(
     (entry,) = written.entries
     assert entry.mean_trials == 5.0 and entry.steps == 1
     assert [(e.mechanism, e.steps) for e in entry.trial] == [
-        ("DPSGD", 4),
+        ("Private training", 4),
         ("PrivateValidation", 2),
     ]
     # One trial, independently composed, and selected from.
@@ -239,6 +239,50 @@ def test_public_validation_data_may_score(tuner_of):
     )
     (entry,) = tuner.get_best_models()[0].ledger.entries
     assert len(entry.trial) == 1
+
+
+@pytest.mark.parametrize("first", [1.0, 2.0])
+def test_the_entry_tells_no_setting_that_is_searched(
+    tuner_of, trials, tmp_path, first
+):
+    """Whichever trial comes first: another one was the best, perhaps."""
+    trials[0] = 2
+    clips = iter([9.0, first, 3.0 - first])
+
+    def build(hp):
+        clip = next(clips, first)
+        model = tf_dpsub.make_private(tf_dpsub.models.mlp((3,), (), 2))
+        model.compile(
+            tf_dpsub.optimizers.AdaptiveDPSGD(
+                "sgd",
+                noise_multiplier=3.0,
+                l2_norm_clip=clip,
+                target_unclipped_quantile=clip / 10,
+                clipped_count_stddev=10.0,
+                batch_size=20,
+            ),
+            LOSS,
+        )
+        return model
+
+    tuner = tuner_of(build)
+    _search(tuner, epochs=1)
+    assert len(tuner.oracle.begun) == 2
+    (entry,) = PrivacyLedger(tmp_path / "ledger.json").entries
+    training, validation = entry.trial
+    assert (training.mechanism, training.l2_norm_clip) == (
+        "Private training",
+        1.0,
+    )
+    assert (entry.l2_norm_clip, entry.notes) == (1.0, ())
+    assert (training.notes, validation.notes) == ((), ())
+    assert "Adaptive" not in (tmp_path / "ledger.json").read_text()
+    # What the best one takes as public is said with it.
+    best = tuner.oracle.get_best_trials()[0].trial_id
+    tuner.oracle.notes = {best: ["a public rule"], "other": ["another one"]}
+    tuner.results_summary()
+    (entry,) = PrivacyLedger(tmp_path / "ledger.json").entries
+    assert entry.notes == ("a public rule",)
 
 
 class OtherScore(keras_tuner.HyperModel):

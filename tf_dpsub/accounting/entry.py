@@ -296,7 +296,7 @@ class LedgerEntry:
         Returns:
             A `dp_accounting.DpEvent`.
         """
-        return _repeat(self.step_event(rows_per_person), self._participations())
+        return _repeat(self.step_event(rows_per_person), self.step_events)
 
     def event_without_amplification(self, rows_per_person: int = 1):
         """`event`, if every step were a Gaussian that may use every example.
@@ -316,9 +316,9 @@ class LedgerEntry:
             return _repeat(event, self.steps)
         return _repeat(
             self._step_event(1, rows_per_person),
-            self._participations()
+            self.step_events
             if self.bands > 1
-            else max(self.steps, self._participations()),
+            else max(self.steps, self.step_events),
         )
 
     def _step_event(self, sampling_rate, rows_per_person):
@@ -345,8 +345,9 @@ class LedgerEntry:
     def _accounted_multiplier(self):
         return 0.0 if self.private_state else self.noise_multiplier
 
-    def _participations(self):
-        """Number of steps that may have used the same example."""
+    @property
+    def step_events(self) -> int:
+        """Number of `step_event` that all steps of the entry compose."""
         if not (self.each_example_once_per_epoch and self.epochs > 0):
             return -(-self.steps // self.bands)
         if self.epoch_steps is None:

@@ -104,6 +104,12 @@ class PrivacyLedger:
         return sum(segment.steps for segment in self._segments)
 
     @property
+    def counts(self) -> tuple[int, int]:
+        """Total numbers of steps and of epochs, of which neither ever falls."""
+        epochs = sum(segment.epochs for segment in self._segments)
+        return self.steps, epochs
+
+    @property
     def unit(self):
         """What all steps protect, `"example"` or `"person"`; None if both."""
         units = {entry.unit for entry in self.entries}
@@ -327,6 +333,7 @@ class PrivacyLedger:
         epochs: int = 0,
         accountant: str = "pld",
         beside=(),
+        rows_per_person: int | None = None,
     ) -> float:
         """Epsilon that would be spent after further steps.
 
@@ -338,10 +345,12 @@ class PrivacyLedger:
             accountant: str, `"rdp"` or `"pld"`. Defaults to `"pld"`.
             beside: iterable of `LedgerEntry` with counts, what else would run.
                 Defaults to nothing.
+            rows_per_person: int, as for `events`. Defaults to `None`.
 
         Returns:
             A float.
         """
+        rows = self._checked_rows(rows_per_person)
         further = dataclasses.replace(entry, steps=steps, epochs=epochs)
         begun = self._begun_steps(entry)
         if begun:
@@ -350,7 +359,7 @@ class PrivacyLedger:
                 entry, steps=max(0, steps - -begun % entry.bands)
             )
         return accountants.composed_epsilon(
-            [*self.events(), *(e.event() for e in beside), further.event()],
+            [e.event(rows) for e in (*self.entries, *beside, further)],
             delta=delta,
             accountant=accountant,
         )
@@ -363,6 +372,7 @@ class PrivacyLedger:
         delta: float,
         accountant: str = "pld",
         beside=(),
+        rows_per_person: int | None = None,
     ) -> int:
         """Number of further steps that keep a budget.
 
@@ -372,17 +382,19 @@ class PrivacyLedger:
             delta: float in (0, 1).
             accountant: str, `"rdp"` or `"pld"`. Defaults to `"pld"`.
             beside: iterable of `LedgerEntry`, as for `epsilon_after`.
+            rows_per_person: int, as for `events`. Defaults to `None`.
 
         Returns:
             An int: epochs instead of steps where `entry` states
             `each_example_once_per_epoch`.
         """
+        rows = self._checked_rows(rows_per_person)
         fitting = accountants.further_steps(
-            entry.step_event(),
+            entry.step_event(rows),
             epsilon=epsilon,
             delta=delta,
             accountant=accountant,
-            spent=[*self.events(), *(e.event() for e in beside)],
+            spent=[e.event(rows) for e in (*self.entries, *beside)],
         )
         # The rest of a cycle that has begun is paid for.
         return entry.bands * fitting + -self._begun_steps(entry) % entry.bands

@@ -53,7 +53,7 @@ def composed(counts, interval: float):
     whole = privacy_loss_distribution.identity(interval)
     for event, count in counts:
         if isinstance(event, random_allocation.RandomAllocationDpEvent):
-            part = _allocated(event, interval).self_compose(count)
+            part = _allocated(event, interval, count)
         elif isinstance(event, dp_accounting.GaussianDpEvent):
             # A composition of Gaussians is one Gaussian.
             part = _sampled_gaussian(
@@ -72,11 +72,11 @@ def composed(counts, interval: float):
 
 
 @functools.lru_cache(maxsize=8)
-def _allocated(event, interval):
+def _allocated(event, interval, epochs):
     # A search begins on a wide interval, and then needs few points as well.
     points = random_allocation.POINTS // (1 if interval < 1e-3 else 2)
     return random_allocation.losses(
-        event.noise_multiplier, event.steps, interval, points
+        event.noise_multiplier, event.steps, interval, points, epochs
     )
 
 

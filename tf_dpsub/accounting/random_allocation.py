@@ -45,8 +45,22 @@ for every convex f, and so does adding independent sums of such numbers. What
 lies above a grid goes to its end, and the rest of its mean to an outcome of P
 that Q never has; what lies below goes to an outcome of Q that P never has.
 Both directions are therefore bounded from above by one law, and no distribution
-is convolved by a Fourier transform within an epoch. Composing epochs is left to
-dp-accounting, with its Fourier transforms and its truncation of tails.
+is convolved by a Fourier transform within an epoch.
+
+*Epochs.* They are composed by dp-accounting, which raises the Fourier transform
+A of the probabilities of one epoch to the power of E epochs. What it truncates
+goes to infinite loss. Its rounding errors are bounded here, and go there too: δ
+includes them. A transform of n numbers whose sum is at most 1 has an error of
+at most
+
+    γ = 8 u log2(n),   u = 2^-53,
+
+in each output, which is a sum of the inputs times products of log2(n) rounded
+roots of unity. Hence the error of a power is at most E γ (|A_k| + γ)^(E - 1),
+and that of computing it at most 8 E u (1 + |log |A_k||) |A_k|^E. The transform
+back takes the mean over k of both, and adds γ times that of |A_k|^E. So much in
+each of the losses adds up to all that any δ may miss: 4e-12 for the 30 epochs
+of the running example, 2e-10 for a thousand of them.
 
 Reference:
   - [Privacy Amplification by Random Allocation](
@@ -56,6 +70,8 @@ Reference:
   - [Balls-and-Bins Sampling for DP-SGD](https://arxiv.org/abs/2412.16802)
   - [Optimal Accounting of Differential Privacy via Characteristic Function](
     https://arxiv.org/abs/2106.08567), of pairs that dominate
+  - Higham, Accuracy and Stability of Numerical Algorithms, 2002, theorem 24.2,
+    of Fourier transforms
 """
 
 import functools
@@ -64,8 +80,8 @@ import math
 import attr
 import dp_accounting
 import numpy as np
-from dp_accounting.pld import pld_pmf, privacy_loss_distribution
-from scipy import special
+from dp_accounting.pld import common, pld_pmf, privacy_loss_distribution
+from scipy import fft, special
 
 from tf_dpsub.checks import check_count, check_noise_multiplier
 
@@ -77,6 +93,9 @@ _MOST_NOISE = 1e5
 POINTS = 400
 # Probability, or share of the mean, that a grid leaves out at each end.
 _TAIL = 1e-20
+# The same of a composition of epochs; and the relative error of a rounding.
+_TRUNCATED = 1e-15
+_ROUNDING = 2.0**-53
 # Rényi orders beyond are bounded more coarsely.
 _LARGEST_ORDER = 256
 # Of the trapezoidal rule in log u: fine enough for all these orders.
@@ -126,9 +145,13 @@ def event(noise_multiplier: float, steps: int):
 
 
 def losses(
-    noise_multiplier: float, steps: int, interval: float, points: int = POINTS
+    noise_multiplier: float,
+    steps: int,
+    interval: float,
+    points: int = POINTS,
+    epochs: int = 1,
 ):
-    """Distribution of the privacy loss of one epoch, in both directions.
+    """Distribution of the privacy loss of epochs, in both directions.
 
     Args:
         noise_multiplier: float, > 0, as in `RandomAllocationDpEvent`.
@@ -136,6 +159,7 @@ def losses(
         interval: float, spacing of the grid of losses.
         points: int, number of points of the grids within an epoch: more of
             them bound it more closely. Defaults to `POINTS`.
+        epochs: int, >= 1, that are composed. Defaults to `1`.
 
     Returns:
         A `PrivacyLossDistribution` of dp-accounting.
@@ -149,13 +173,41 @@ def losses(
         law.values / steps, law.masses, grid, logarithms / interval - first
     )
     removed, added = (
-        pld_pmf.DensePLDPmf(interval, lowest, probabilities, infinity, True)
+        _composed(interval, lowest, probabilities, infinity, epochs)
         for lowest, probabilities, infinity in (
             (first, masses * grid, law.beyond / steps),
             (-last, masses[::-1].copy(), law.zero),
         )
     )
     return privacy_loss_distribution.PrivacyLossDistribution(removed, added)
+
+
+def _composed(interval, lowest, probabilities, infinity, epochs):
+    """Losses of so many epochs, with a bound on rounding in the last one."""
+    single = pld_pmf.DensePLDPmf(
+        interval, lowest, probabilities, infinity, True
+    )
+    if epochs == 1:
+        return single
+    # Composed with a single number, which takes no Fourier transform.
+    missed = pld_pmf.DensePLDPmf(
+        interval, 0, np.ones(1), _rounding(probabilities, epochs), True
+    )
+    return single.self_compose(epochs, _TRUNCATED).compose(missed)
+
+
+def _rounding(probabilities, epochs):
+    """What rounding may take from any delta of so many epochs."""
+    low, high = common.compute_self_convolve_bounds(
+        probabilities, epochs, _TRUNCATED
+    )
+    size = fft.next_fast_len(max(high - low + 1, len(probabilities)))
+    transform = 8 * _ROUNDING * math.log2(size)
+    at = np.abs(fft.fft(probabilities, size)) + transform
+    powers = at ** (epochs - 1)
+    of_power = 8 * epochs * _ROUNDING * (1 + np.abs(np.log(at)))
+    errors = powers * (epochs * transform + at * (of_power + transform))
+    return float((high - low + 1) * np.mean(errors))
 
 
 def divergences(noise_multiplier: float, steps: int, orders) -> np.ndarray:

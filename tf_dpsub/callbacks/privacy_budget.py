@@ -6,25 +6,29 @@ import warnings
 import keras
 
 from tf_dpsub.accounting.accountants import check_accountant
-from tf_dpsub.checks import check_delta
+from tf_dpsub.checks import check_count, check_delta
+from tf_dpsub.training.calibration import Budget
 from tf_dpsub.training.private_model import PrivateModel
 
 
 class PrivacyBudget(keras.callbacks.Callback):
     """Keeps `fit` within a budget, and shows at each epoch what is spent.
 
-    A run that would cross the budget is refused before its first step. Where
-    it cannot be known how many steps an epoch has, training stops after the
-    last step that fits, also within `steps_per_execution`.
+    A run that would cross the budget is refused before its first step, with
+    the releases of a `PrivateValidation` beside its steps. Where it cannot be
+    known how many steps an epoch has, training stops after the last step that
+    fits, also within `steps_per_execution`; and so it does where something is
+    added to the ledger of the model during the run.
 
     Epsilon is written into the logs of each epoch, hence into the progress bar,
     `History`, and every logger that comes after this callback in the list.
 
     Formal guarantees: nothing is released, and no decision rests on private
-    data. After the last step, all steps in the ledger of the model, those of
-    earlier calls of `fit` included, compose to at most (`epsilon`, `delta`)
-    by the accountant. Steps that were written ahead and lost in a crash count
-    as spent.
+    data. After each step, all steps and releases in the ledger of the model,
+    those of earlier calls of `fit` and of a ledger that was merged included,
+    compose to at most (`epsilon`, `delta`) by the accountant, unless what was
+    merged or released by others crosses it alone: no step follows then. Steps
+    that were written ahead and lost in a crash count as spent.
 
     Args:
         epsilon: float, > 0, the budget; `inf` to show what is spent without
@@ -32,6 +36,9 @@ class PrivacyBudget(keras.callbacks.Callback):
         delta: float, in (0, 1), well below 1 / (number of examples).
         accountant: string, `"pld"`, the smaller bound, or `"rdp"`, the cheaper
             one. Defaults to `"pld"`.
+        rows_per_person: int, the most rows of one person, for a budget of all
+            of them together; see `data.limit_rows`. Defaults to `None`, a
+            budget of one row, or of one id of `person_ids`.
 
     Raises:
         ValueError: if an argument is out of range; in `fit`, if the run cannot
@@ -46,7 +53,13 @@ class PrivacyBudget(keras.callbacks.Callback):
     ```
     """
 
-    def __init__(self, epsilon: float, delta: float, accountant: str = "pld"):
+    def __init__(
+        self,
+        epsilon: float,
+        delta: float,
+        accountant: str = "pld",
+        rows_per_person: int | None = None,
+    ):
         super().__init__()
         if not epsilon > 0:
             raise ValueError(
@@ -55,9 +68,14 @@ class PrivacyBudget(keras.callbacks.Callback):
             )
         check_delta(delta)
         check_accountant(accountant)
+        check_count("rows_per_person", rows_per_person, optional=True)
         self.epsilon = float(epsilon)
         self.delta = float(delta)
         self.accountant = accountant
+        self.rows_per_person = rows_per_person
+        self._budget = Budget(
+            self.epsilon, self.delta, accountant, rows_per_person
+        )
 
     def on_train_begin(self, logs=None):
         model = self.model
@@ -76,12 +94,14 @@ class PrivacyBudget(keras.callbacks.Callback):
         if not self._is_checked:
             self._check()
             self._is_checked = True
+            # From now on, the run looks at it whenever its ledger changes.
+            self.model.current_run.budgets.append(self._budget)
 
     def _check(self):
         run = self.model.current_run
-        if run.keeps(self.epsilon, self.delta, self.accountant):
+        if run.keeps(*self._budget):
             return
-        fitting = run.steps_within(self.epsilon, self.delta, self.accountant)
+        fitting = run.steps_within(*self._budget)
         # Where an epoch gives each example once, it counts as one release.
         by_epoch = run.entry.each_example_once_per_epoch
         planned = run.epochs if by_epoch else run.steps
@@ -92,7 +112,12 @@ class PrivacyBudget(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         if logs is not None:
-            logs["epsilon"] = self.model.epsilon(self.delta, self.accountant)
+            logs["epsilon"] = self._spent()
+
+    def _spent(self):
+        return self.model.epsilon(
+            self.delta, self.accountant, self.rows_per_person
+        )
 
     def _warn_of_large_delta(self, examples):
         if examples is not None and self.delta >= 1 / examples:
@@ -105,13 +130,17 @@ class PrivacyBudget(keras.callbacks.Callback):
 
     def _refuse(self, planned, fitting, by_epoch):
         model, run = self.model, self.model.current_run
-        spent = model.epsilon(self.delta, self.accountant)
-        budget = f"(ε = {self.epsilon:g}, δ = {self.delta:g})"
+        spent = self._spent()
+        beside = [
+            f"{entry.steps} releases of {entry.mechanism}"
+            for entry in run.planned_releases
+        ]
         if planned is None:
+            beside = f" beside {' and '.join(beside)}" if beside else ""
             raise ValueError(
-                f"Expected a run that keeps the budget {budget}, of which "
-                f"ε = {spent:.4g} is spent already: not even one step fits. "
-                "Train with more noise, or with a larger budget."
+                f"Expected a run that keeps the budget {self._budget}, of "
+                f"which ε = {spent:.4g} is spent already: not even one step "
+                f"fits{beside}. Train with more noise, or with a larger budget."
             )
         cost = model.ledger.epsilon_after(
             run.entry,
@@ -120,6 +149,7 @@ class PrivacyBudget(keras.callbacks.Callback):
             epochs=run.epochs,
             accountant=self.accountant,
             beside=run.planned_releases,
+            rows_per_person=self.rows_per_person,
         )
         if by_epoch:
             got, fits = f"{planned} epochs", f"{fitting} epochs"
@@ -127,8 +157,13 @@ class PrivacyBudget(keras.callbacks.Callback):
             epochs = fitting * run.epochs // planned
             got = f"{planned} steps ({run.epochs} epochs)"
             fits = f"{fitting} steps ({epochs} whole epochs)"
+        fit, fewer = "fit", "Train for fewer epochs"
+        if beside:
+            fit = "fit beside these releases"
+            fewer += ", release less often"
         raise ValueError(
-            f"Expected a run that keeps the budget {budget}, got {got}, which "
-            f"would raise ε from {spent:.4g} to {cost:.4g}: {fits} fit. Train "
-            "for fewer epochs, with more noise, or with a larger budget."
+            f"Expected a run that keeps the budget {self._budget}, got "
+            f"{' and '.join([got, *beside])}, which would raise ε from "
+            f"{spent:.4g} to {cost:.4g}: {fits} {fit}. {fewer}, with more "
+            "noise, or with a larger budget."
         )

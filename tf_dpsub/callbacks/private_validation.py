@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from keras import tree
 
+from tf_dpsub.accounting import LedgerEntry
 from tf_dpsub.checks import check_count, check_fraction, check_seed
 from tf_dpsub.training.private_evaluation import (
     PrivateEvaluation,
@@ -26,9 +27,10 @@ class PrivateValidation(ReleasedMetrics):
 
     Formal guarantees: each release is that of
     `PrivateModel.evaluate_privately`: one Gaussian event without sampling, in
-    the ledger before it is made. Decisions by these metrics are
-    post-processing. A run with a target ε, or a `PrivacyBudget`, counts all
-    releases that it plans before its first step.
+    the ledger before it is made, and before any callback sees the end of its
+    epoch: a model that one of them saves has it, wherever it is in the list.
+    Decisions by these metrics are post-processing. A run with a target ε, or a
+    `PrivacyBudget`, counts all releases that it plans before its first step.
 
     Args:
         x: array, or structure of arrays, `[rows, ...]`, private inputs. They
@@ -103,6 +105,8 @@ class PrivateValidation(ReleasedMetrics):
             "secure_noise": secure_noise,
         }
         self._evaluation: PrivateEvaluation | None = None
+        # What the ledger has of the release to come.
+        self._charged: LedgerEntry | None = None
         self._last: dict = {}
 
     def __deepcopy__(self, memo):
@@ -141,7 +145,12 @@ class PrivateValidation(ReleasedMetrics):
                 f"{type(self.model).__name__} '{self.model.name}'. Wrap it: "
                 "`tf_dpsub.make_private(model)`."
             )
-        self.history, self._last = {}, {}
+        self.history, self._last, self._charged = {}, {}, None
+
+    def charge_due(self, run, epoch):
+        if (epoch + 1) % self.every == 0:
+            self._charged = self._evaluation.entry()
+            run.charge_release(self._charged)
 
     def on_epoch_end(self, epoch, logs=None):
         given = sorted(set(self.released_names) & set(logs or {}))
@@ -158,7 +167,11 @@ class PrivateValidation(ReleasedMetrics):
 
     def _release(self, epoch):
         values = self._evaluation.checked()
-        self.model.current_run.charge_release(self._evaluation.entry())
+        entry, charged = self._evaluation.entry(), self._charged
+        if charged is None or set(entry.uncovered) - set(charged.uncovered):
+            # A callback has changed the weights, which the statement must say.
+            self.model.current_run.charge_release(entry)
+        self._charged = None
         estimates = self._evaluation.released(values, self.confidence)
         self.history[epoch + 1] = estimates
         self._last = {

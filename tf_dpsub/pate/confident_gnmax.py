@@ -71,8 +71,9 @@ class ConfidentGNMax:
             ledger holds, by PLD. Defaults to `None`, none.
         delta: float, of the budget. Defaults to `None`; required with
             `epsilon`.
-        ledger: `tf_dpsub.accounting.PrivacyLedger`. Defaults to `None`, a new
-            one in memory.
+        ledger: `tf_dpsub.accounting.PrivacyLedger`, which several objects may
+            share, or continue one after another by a file: all that they
+            answer is composed. Defaults to `None`, a new one in memory.
         seed: int, makes the noise reproducible, for experiments. Defaults to
             `None`, fresh entropy.
         secure_noise: bool, as for `tf_dpsub.optimizers.DPSGD`. Defaults to
@@ -84,6 +85,8 @@ class ConfidentGNMax:
     Raises:
         ValueError: if an argument is out of range, or only one of `epsilon` and
             `delta` is given.
+        TypeError: if it is copied or pickled: what the copy answers would be in
+            a ledger of its own.
 
     Example:
 
@@ -159,9 +162,7 @@ class ConfidentGNMax:
         self._seed = seed
         self._noise_key = NoiseKey(seed)
         # Of what was released so far, by the private votes: [orders].
-        self._private_rdp: np.ndarray | None = np.zeros(
-            len(accountants.RDP_ORDERS)
-        )
+        self._private_rdp = np.zeros(len(accountants.RDP_ORDERS))
 
     def aggregate(self, votes, answers: int | None = None):
         """Labels of queries, as far as teachers agree on them.
@@ -306,15 +307,9 @@ class ConfidentGNMax:
             An `UnpublishableEpsilon`.
 
         Raises:
-            ValueError: if `delta` is out of its range, or this is a copy, which
-                knows no votes.
+            ValueError: if `delta` is out of its range.
         """
         check_delta(delta)
-        if self._private_rdp is None:
-            raise ValueError(
-                "Expected the ConfidentGNMax that was asked, got a copy: it "
-                "knows nothing of the votes. Ask the original."
-            )
         spent = 0.0
         if self._private_rdp.any():
             spent, _ = dp_accounting.rdp.compute_epsilon(
@@ -322,9 +317,14 @@ class ConfidentGNMax:
             )
         return UnpublishableEpsilon(float(spent), delta)
 
-    def __getstate__(self):
-        # Nothing private is in a pickle; a copied key draws other noise.
-        return self.__dict__ | {"_private_rdp": None}
+    def __reduce_ex__(self, protocol):
+        raise TypeError(
+            "Expected one ConfidentGNMax for all queries, got a copy or a "
+            "pickle of it: what both answer would be composed nowhere. Make "
+            "another one with `ledger=` the ledger of this one; in another "
+            "process, with `ledger=accounting.PrivacyLedger(path)` of the file "
+            "in which this one keeps its ledger."
+        )
 
     def _require_budget(self, queries, answers):
         if self.epsilon is None:
@@ -378,8 +378,6 @@ class ConfidentGNMax:
         return released.numpy()
 
     def _count_privately(self, counts, answered):
-        if self._private_rdp is None:
-            return
         orders = accountants.RDP_ORDERS
         # Equal counts cost the same: they are computed once.
         checked, times = np.unique(counts, axis=0, return_counts=True)

@@ -14,10 +14,10 @@ class CarriedNoise:
     The sum is over the noise of the last `bands - 1` steps, with public ratios
     `r_j = c_j / c_0` of the coefficients of a banded matrix C: `w = C^-1 z`.
 
-    Formal guarantees: what is released at a step is `S_t + w_t`, where S_t is
-    the sum over the batch, rounded to a public grid on which z_t and w_t lie,
-    too. All is added exactly. Let an example be in at most one of any `bands`
-    steps that follow each other. Then its part in step i and in the
+    Formal guarantees: what is released at a step is `y_t = S_t + w_t`, where
+    S_t is the sum over the batch, rounded to a public grid on which z_t and w_t
+    lie, too. All is added exactly. Let an example be in at most one of any
+    `bands` steps that follow each other. Then its part in step i and in the
     `bands - 1` following ones is one Gaussian mechanism, chosen adaptively, of
     sensitivity `sensitivity(ratios) C`, C being the most by which it moves S_i,
     and of the standard deviation of z. For what was released tells whoever
@@ -27,10 +27,31 @@ class CarriedNoise:
 
     with R the rounding to the grid. All but z_t is a query that is answered
     with fresh noise, on the grid. If one example moves S_i by D, this query
-    moves by `r_j D` at step i + j (r_0 = 1), and by at most one spacing more
-    in each number, as R rounds. `spacing` makes the grid so fine that all
-    roundings together, that of S_i included, move the `bands` queries by at
-    most `2^-12` of their sensitivity, which clipping leaves for it.
+    moves by `r_j D` at step i + j (r_0 = 1).
+
+    *Sampling.* Let a public rule put the example into one of `bands` groups, of
+    which steps take one after the other, and let a step draw each example of
+    its group independently with probability q (cyclic Poisson sampling). An
+    example of group g can be drawn at the steps g, g + bands, ... alone. Cut
+    the run there: the first part releases nothing of it. In each other part,
+    its coin falls once, at the first step, with probability q whatever was
+    released before, and without it the part is one of a run that lacks the
+    example. With it, the queries of the part move by a vector that follows from
+    D and the ratios, of which the norm is at most the sensitivity. A part is
+    therefore one Poisson-sampled Gaussian, and the run composes
+    `ceil(steps / bands)` of them, adaptively: one event for each cycle,
+    whichever group the example is in, and not one for each step.
+
+    *Rounding.* The noise z is that of a Gaussian mechanism on the grid, as
+    `grid.GridNoise` says: its queries have to lie on it, and what rounding adds
+    to their sensitivity is all that it costs. S_i is rounded once, which the
+    ratios pass on like D itself. R moves a query by at most two spacings more
+    in each number: one as it rounds, and one for errors of float64 in the sum,
+    which are smaller while noise is below 2^40 spacings, that is, for less than
+    10^9 numbers and multipliers up to 16. `grid_noise` makes the grid so fine
+    that all roundings together move the `bands` queries by at most `2^-12` of
+    their sensitivity, which clipping leaves for it: nothing is left to add to
+    the event.
 
     The noise of past steps is as secret as a `noise.NoiseKey`: it lives in
     memory only, in variables that neither Keras nor TensorFlow tracks. A copy
@@ -117,7 +138,7 @@ def grid_noise(
     Formal guarantees: as of `CarriedNoise`. A sum is rounded once, which the
     ratios pass on like the example itself: `sqrt(count)` spacings of the clip.
     The noise that is taken back is rounded at `bands - 1` steps more:
-    `sqrt((bands - 1) count)` spacings, of a sensitivity that is at least the
+    `2 sqrt((bands - 1) count)` spacings, of a sensitivity that is at least the
     clip.
 
     Args:
@@ -129,7 +150,7 @@ def grid_noise(
     Returns:
         A `grid.GridNoise`.
     """
-    roundings = math.ceil(count * (1 + math.sqrt(len(ratios) - 1)) ** 2)
+    roundings = math.ceil(count * (1 + 2 * math.sqrt(len(ratios) - 1)) ** 2)
     fresh = stddev * sensitivity(ratios)
     return grid.GridNoise(fresh, grid.spacing(fresh, l2_norm_clip, roundings))
 

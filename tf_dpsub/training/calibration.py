@@ -1,6 +1,7 @@
 """The noise with which a run keeps the (ε, δ) of its optimizer."""
 
 import dataclasses
+from typing import NamedTuple
 
 from absl import logging
 
@@ -27,6 +28,35 @@ _SAME = (
     "unit",
     "largest_rate",
 )
+
+
+class Budget(NamedTuple):
+    """An (ε, δ) that all steps and releases in a ledger keep together.
+
+    Attributes:
+        epsilon: float, > 0.
+        delta: float in (0, 1).
+        accountant: string, `"rdp"` or `"pld"`. Defaults to `"pld"`.
+        rows_per_person: int, as for `PrivateModel.epsilon`. Defaults to `None`.
+    """
+
+    epsilon: float
+    delta: float
+    accountant: str = _ACCOUNTANT
+    rows_per_person: int | None = None
+
+    def __str__(self):
+        text = f"(ε = {self.epsilon:.12g}, δ = {self.delta:.12g})"
+        if self.rows_per_person is None:
+            return text
+        rows = f"{self.rows_per_person} row" + "s" * (self.rows_per_person > 1)
+        return f"{text} of a person with at most {rows}"
+
+
+def budgets_of(optimizer) -> list[Budget]:
+    """The budget that is the target of a private optimizer, if it has one."""
+    target = optimizer.target
+    return [] if target is None else [Budget(target.epsilon, target.delta)]
 
 
 def calibrate(
@@ -186,46 +216,75 @@ def keep_target(run, ledger):
     Raises:
         ValueError: if not one step is left.
     """
-    target = run.optimizer.target
-    if target is None or run.keeps(target.epsilon, target.delta, _ACCOUNTANT):
-        return
-    fitting = _fitting(run)
-    if fitting == 0:
-        _refuse(target, ledger.epsilon(target.delta, _ACCOUNTANT))
+    for target in budgets_of(run.optimizer):
+        if run.keeps(*target):
+            return
+        fitting = run.steps_within(*target)
+        if fitting == 0:
+            _refuse(target, ledger.epsilon(target.delta, _ACCOUNTANT))
+        by_epoch = run.entry.each_example_once_per_epoch
+        (run.limit_epochs if by_epoch else run.limit)(fitting)
+        _warn_of_end(fitting, by_epoch, target)
+
+
+def keep_budgets(run, epochs_to_charge: int):
+    """Ends a run where a budget is spent, after others added to the ledger.
+
+    Args:
+        run: `training.run.Run`.
+        epochs_to_charge: int, epochs that its next step counts.
+    """
     by_epoch = run.entry.each_example_once_per_epoch
-    (run.limit_epochs if by_epoch else run.limit)(fitting)
-    logging.warning(
-        "The run ends after %d %s: %s is spent then. Steps of earlier runs "
-        "count, those that a crash has lost as well.",
-        fitting,
-        "epochs" if by_epoch else "steps",
-        target,
-    )
+    for budget in run.budgets:
+        fitting = run.steps_within(*budget)
+        if not by_epoch:
+            run.limit(fitting)
+        elif fitting < epochs_to_charge:
+            run.limit(0)
+        else:
+            run.limit_epochs(fitting - epochs_to_charge)
+        to_come = run.steps_to_come
+        if to_come is not None and fitting < to_come:
+            _warn_of_end(fitting, by_epoch, budget)
 
 
-def keep_target_on(run, ledger, epochs_to_charge: int):
-    """Ends a run where its target is spent, after others added to the ledger.
+def require_release(run, ledger, entry):
+    """Refuses a release that was not planned, and that a budget does not cover.
 
     Args:
         run: `training.run.Run`.
         ledger: `accounting.PrivacyLedger`.
-        epochs_to_charge: int, epochs that its next step counts.
+        entry: `accounting.LedgerEntry` without counts.
+
+    Raises:
+        ValueError: if it would cross a budget of the run.
     """
-    if run.optimizer.target is None:
-        return
-    fitting = _fitting(run)
-    if not run.entry.each_example_once_per_epoch:
-        run.limit(fitting)
-    elif fitting < epochs_to_charge:
-        run.limit(0)
-    else:
-        run.limit_epochs(fitting - epochs_to_charge)
+    for budget in run.budgets:
+        after = ledger.epsilon_after(
+            entry,
+            1,
+            budget.delta,
+            accountant=budget.accountant,
+            beside=run.planned_releases,
+            rows_per_person=budget.rows_per_person,
+        )
+        if after > budget.epsilon:
+            raise ValueError(
+                f"Expected releases that keep {budget}, got one of "
+                f"{entry.mechanism} beyond those that were planned, which "
+                f"would raise ε to {after:.4g}. Plan it: pass the callback to "
+                "`fit`."
+            )
 
 
-def _fitting(run):
-    """Further steps that keep the target: epochs, where these count."""
-    target = run.optimizer.target
-    return run.steps_within(target.epsilon, target.delta, _ACCOUNTANT)
+def _warn_of_end(fitting, by_epoch, budget):
+    logging.warning(
+        "The run ends after %d %s: %s is spent then. Steps of earlier runs and "
+        "releases beside it count, and steps that a crash has lost as well.",
+        fitting,
+        "epochs" if by_epoch else "steps",
+        budget,
+    )
 
 
 def require_one_step(optimizer, ledger, entry):

@@ -11,7 +11,7 @@ class EpochCounter(keras.callbacks.Callback):
         self.model.current_run.begin_epoch(epoch)
 
     def on_epoch_end(self, epoch, logs=None):
-        self.model._carried_ledger.end_epoch()
+        self.model.current_run.end_epoch(epoch)
 
 
 class ProgressBar(keras.callbacks.ProgbarLogger):

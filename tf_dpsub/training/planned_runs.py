@@ -38,9 +38,10 @@ def planned(
         ValueError: if the data, a callback or a target do not fit.
     """
     sampling = run.sampling_of(model, batches)
+    all_callbacks = requirements.all_callbacks(callbacks)
     beside = released_metrics.planned_entries(
         model,
-        requirements.all_callbacks(callbacks),
+        all_callbacks,
         initial_epoch,
         epochs,
         sampling["unit"],
@@ -72,4 +73,5 @@ def planned(
         first_epoch=initial_epoch,
         inputs=batches.inputs,
         beside=beside,
+        releasing=released_metrics.releasing_among(all_callbacks),
     )

@@ -35,6 +35,23 @@ class ReleasedMetrics(keras.callbacks.Callback, abc.ABC):
             ValueError: if the callback and the run do not fit.
         """
 
+    @abc.abstractmethod
+    def charge_due(self, run, epoch: int):
+        """Charges what is to be released at the end of an epoch.
+
+        Called before any callback sees that end, whatever their order: a model
+        that one of them saves has the release in its ledger.
+
+        Args:
+            run: `run.Run` in progress.
+            epoch: int, as for `on_epoch_end`.
+        """
+
+
+def releasing_among(callbacks: list) -> list[ReleasedMetrics]:
+    """Those callbacks that release metrics."""
+    return [c for c in callbacks if isinstance(c, ReleasedMetrics)]
+
 
 def planned_entries(
     model, callbacks: list, first_epoch: int, last_epoch: int, unit: str
@@ -55,7 +72,7 @@ def planned_entries(
         ValueError: if a callback and the run do not fit, if it protects
             something else, or if two callbacks release metrics of one name.
     """
-    releasing = [c for c in callbacks if isinstance(c, ReleasedMetrics)]
+    releasing = releasing_among(callbacks)
     names = [name for c in releasing for name in c.released_names]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:

@@ -24,6 +24,8 @@ class Run:
             not known.
         beside: sequence of `accounting.LedgerEntry` with counts, what callbacks
             will release. Defaults to nothing.
+        releasing: sequence of `released_metrics.ReleasedMetrics`, these
+            callbacks. Defaults to none.
 
     Attributes:
         entry: as given, and what was stated since by `leave_uncovered`.
@@ -35,6 +37,9 @@ class Run:
         inputs: as given.
         optimizer: the private optimizer that the entry describes.
         observer: function that `observe_sums` was given, or None.
+        budgets: list of `calibration.Budget`, which the run must keep,
+            whatever is added to the ledger meanwhile: that of the optimizer,
+            and those of callbacks.
     """
 
     def __init__(
@@ -47,6 +52,7 @@ class Run:
         first_epoch: int = 0,
         inputs=None,
         beside=(),
+        releasing=(),
     ):
         self.entry = entry
         self.steps_per_epoch = steps_per_epoch
@@ -56,16 +62,18 @@ class Run:
         self.inputs = inputs
         self.optimizer = model.optimizer
         self.observer: Callable | None = None
+        self.budgets = calibration.budgets_of(model.optimizer)
         # What callbacks will release, by description: number of releases.
         self._planned_releases = {_plan_of(e): e.steps for e in beside}
+        self._releasing = tuple(releasing)
         self._model = model
         self._iterator: object = None
         self._limit: int | None = None
         self._epoch_limit: float = math.inf
         self._epochs_begun = 0
         # What the ledger holds if none but the run charges it; None where its
-        # target is to be looked at before the next step.
-        self._ledger_steps: int | None = None
+        # budgets are to be looked at before the next step.
+        self._ledger_counts: tuple[int, int] | None = None
         self._epochs_to_charge = 0
         self._has_begun = False
 
@@ -98,12 +106,18 @@ class Run:
         if not self._has_begun:
             self.first_epoch, self._has_begun = epoch, True
             calibration.keep_target(self, self._model.ledger)
-            self._ledger_steps = self._model.ledger.steps
+            self._ledger_counts = self._model.ledger.counts
         self._epochs_begun += 1
         if self._epochs_begun > self._epoch_limit:
             self.limit(0)
         self.steps_left = self.steps_per_epoch
         self._epochs_to_charge += 1
+
+    def end_epoch(self, epoch: int):
+        """Ends an epoch, after its last step, and before callbacks see it."""
+        self._model._carried_ledger.end_epoch()
+        for callback in self._releasing:
+            callback.charge_due(self, epoch)
 
     def steps_at_once(self, steps_per_execution: int) -> int:
         """Number of steps that may be charged and run together.
@@ -116,11 +130,9 @@ class Run:
         """
         for what in self._model._carried_ledger.uncovered():
             self.leave_uncovered(what)
-        if self._ledger_steps != self._model.ledger.steps:
-            calibration.keep_target_on(
-                self, self._model.ledger, self._epochs_to_charge
-            )
-            self._ledger_steps = self._model.ledger.steps
+        if self._ledger_counts != self._model.ledger.counts:
+            calibration.keep_budgets(self, self._epochs_to_charge)
+            self._ledger_counts = self._model.ledger.counts
         if self.steps_left is None:
             # Where an epoch ends is not known: nothing may be charged for
             # that does not run.
@@ -139,8 +151,8 @@ class Run:
         """
         if self.entry.bands > 1 and iterator is not self._iterator:
             if self._iterator is not None:
-                # The target was looked at for the cycles of the first.
-                self._ledger_steps = None
+                # Budgets were looked at for the cycles of the first.
+                self._ledger_counts = None
             self._iterator = iterator
             self._model.ledger.end_entry()
             self.optimizer.banded_noise.forget()
@@ -152,7 +164,7 @@ class Run:
         model.ledger.charge(
             self.entry, steps, self._epochs_to_charge, planned=self.steps_left
         )
-        self._ledger_steps = model.ledger.steps
+        self._ledger_counts = model.ledger.counts
         model._carried_ledger.begin_step()
         self._epochs_to_charge = 0
         if self.steps_left is not None:
@@ -168,6 +180,7 @@ class Run:
         return [
             dataclasses.replace(entry, steps=count)
             for entry, count in self._planned_releases.items()
+            if count
         ]
 
     def charge_release(self, entry: accounting.LedgerEntry):
@@ -176,25 +189,50 @@ class Run:
         Args:
             entry: `accounting.LedgerEntry` without counts. One of those that
                 were planned is no longer planned then.
+
+        Raises:
+            ValueError: if it was not planned, and a budget does not suffice.
         """
         ledger = self._model.ledger
-        is_known = self._ledger_steps == ledger.steps
+        is_known = self._ledger_counts == ledger.counts
+        planned = self._planned_releases.get(_plan_of(entry), 0)
+        if planned == 0:
+            calibration.require_release(self, ledger, entry)
         ledger.charge(entry, 1, planned=1)
-        left = self._planned_releases.pop(_plan_of(entry), 0) - 1
-        if left >= 0:
-            if left:
-                self._planned_releases[_plan_of(entry)] = left
-            # Then the steps that are left keep the target as before.
+        if planned:
+            self._planned_releases[_plan_of(entry)] = planned - 1
+            # Then the steps that are left keep the budgets as before.
             if is_known:
-                self._ledger_steps = ledger.steps
+                self._ledger_counts = ledger.counts
 
-    def keeps(self, epsilon: float, delta: float, accountant: str) -> bool:
+    @property
+    def steps_to_come(self) -> int | None:
+        """Number of steps that are left, None if not known.
+
+        Where an epoch gives each example once, that of epochs to be charged.
+        """
+        epochs = self.epochs - self._epochs_begun
+        if self.entry.each_example_once_per_epoch:
+            return epochs + self._epochs_to_charge
+        if self.steps_per_epoch is None or self.steps_left is None:
+            return None
+        return self.steps_per_epoch * epochs + self.steps_left
+
+    def keeps(
+        self,
+        epsilon: float,
+        delta: float,
+        accountant: str,
+        rows_per_person: int | None = None,
+    ) -> bool:
         """Tells whether all planned steps of the run keep a budget.
 
         Args:
             epsilon: float, the budget, all earlier steps included.
             delta: float.
             accountant: string, `"rdp"` or `"pld"`.
+            rows_per_person: int, as for `PrivateModel.epsilon`. Defaults to
+                `None`.
 
         Returns:
             bool; False where it is not known how many steps there are.
@@ -209,11 +247,16 @@ class Run:
             epochs=int(min(self.epochs, self._epoch_limit)),
             accountant=accountant,
             beside=self.planned_releases,
+            rows_per_person=rows_per_person,
         )
         return after <= epsilon
 
     def steps_within(
-        self, epsilon: float, delta: float, accountant: str = "pld"
+        self,
+        epsilon: float,
+        delta: float,
+        accountant: str = "pld",
+        rows_per_person: int | None = None,
     ) -> int:
         """Number of further steps of the run that keep a budget.
 
@@ -221,9 +264,11 @@ class Run:
             epsilon: float, the budget, all earlier steps included.
             delta: float.
             accountant: string, `"rdp"` or `"pld"`. Defaults to `"pld"`.
+            rows_per_person: int, as for `PrivateModel.epsilon`. Defaults to
+                `None`.
 
         Returns:
-            int.
+            int: epochs, where an epoch gives each example once.
         """
         return self._model.ledger.steps_within(
             self.entry,
@@ -231,6 +276,7 @@ class Run:
             delta=delta,
             accountant=accountant,
             beside=self.planned_releases,
+            rows_per_person=rows_per_person,
         )
 
     def limit(self, steps: int):
@@ -289,7 +335,7 @@ class Run:
             if self._has_begun and self.entry.each_example_once_per_epoch:
                 # What follows in the epoch is an entry of its own.
                 self._epochs_to_charge = max(1, self._epochs_to_charge)
-                self._ledger_steps = None
+                self._ledger_counts = None
 
     def observe_sums(self, observer: Callable, what: str):
         """Shows the clipped sums of each step of the run to an observer.

@@ -20,6 +20,8 @@ from tf_dpsub.tuning.random_oracle import RandomOracle
 from tf_dpsub.tuning.trial_ledger import BreaksGuaranteeError, TrialLedger
 
 _MECHANISM = "PrivateRandomSearch"
+# That of the steps of a trial: which one it was may be searched.
+_OF_TRIALS = "Private training"
 # What KerasTuner's other searches take: each would break the theorem.
 _REFUSED = {
     "max_trials": "the number of trials is random and secret: pass mean_trials",
@@ -42,9 +44,10 @@ class PrivateRandomSearch(keras_tuner.RandomSearch):
     trials have run. That costs less than all trials together: of 30 expected
     trials of ε = 0.89 each, 1.75 instead of 5.88.
 
-    All trials have to spend alike. Learning rates, clips, architectures and
-    other settings on which their events do not depend may be searched; noise
-    multipliers, batch sizes and numbers of epochs may not.
+    All trials have to spend alike, as the same entry of a ledger. Learning
+    rates, clips, architectures and mechanisms may be searched where nothing
+    else of the entry follows from them; noise multipliers, batch sizes and
+    numbers of epochs may not.
 
     Formal guarantees: what is released is what `get_best_models`,
     `get_best_hyperparameters` and `results_summary` give: the best trial, its
@@ -53,11 +56,14 @@ class PrivateRandomSearch(keras_tuner.RandomSearch):
     search. Its event is `accounting.selection.selection_event` of one trial: of
     all steps and releases that its call of `fit` plans, also where it stops
     early. The ledger has it before the first step of the first trial, and each
-    later trial is refused before its first step if it plans another event. A
-    score has to be computed from public data, or be released with noise in the
-    trial. A trial that fails, is interrupted or has no finite score counts as
-    the worst, and is not drawn again. Not covered, and to be kept secret: all
-    other trials, their number, the time that the search took, and its folder.
+    later trial is refused before its first step if it plans another event, or
+    differs from what the entry says. The entry follows from no setting that was
+    searched: neither mechanism nor clip of a trial are in it, and what is taken
+    as public is said of the best trial alone. A score has to be computed from
+    public data, or be released with noise in the trial. A trial that fails, is
+    interrupted or has no finite score counts as the worst, and is not drawn
+    again. Not covered, and to be kept secret: all other trials, their number,
+    the time that the search took, and its folder.
 
     Args:
         hypermodel: `keras_tuner.HyperModel`, or function of
@@ -264,6 +270,7 @@ class PrivateRandomSearch(keras_tuner.RandomSearch):
         self.ledger.require_unit(self.oracle.entry.unit)
         self.ledger.add(self.oracle.name, self.oracle.entry)
         self.oracle.begun.append(trial.trial_id)
+        self.oracle.notes[trial.trial_id] = _joined(plan, "notes")
         self.save()
 
     def _require_alike(self, entry, first):
@@ -274,23 +281,24 @@ class PrivateRandomSearch(keras_tuner.RandomSearch):
             for name in ("noise_multiplier", "batch_size", "examples")
             if getattr(entry, name) != getattr(first, name)
         ]
-        is_alike = entry.step_event() == first.step_event()
-        if not is_alike or entry.fixed_seed != first.fixed_seed:
-            raise ValueError(
-                "Expected trials that all spend alike, got one with "
-                f"{', '.join(changes) or 'other steps, releases or seeds'}. "
-                "Take noise multiplier, batch size, epochs and releases out "
-                "of the search: choose them beforehand."
-            )
         if entry.private_selection:
             raise ValueError(
                 "Expected trials that do not steer by private results, got one "
                 "that does. Leave `allow_private_selection` out."
             )
-        if set(entry.uncovered) - set(first.uncovered):
+        differing = sorted(set(entry.uncovered) ^ set(first.uncovered))
+        if differing:
             raise ValueError(
-                "Expected trials that the guarantee covers as it did the first "
-                f"one, got one that it does not: {', '.join(entry.uncovered)}."
+                "Expected trials of which the guarantee leaves out the same, "
+                f"got some that differ in this: {', '.join(differing)}. Leave "
+                "it out of the search."
+            )
+        if entry != first:
+            raise ValueError(
+                "Expected trials that all spend alike, got one with "
+                f"{', '.join(changes) or 'other steps, releases or seeds'}. "
+                "Take noise multiplier, batch size, epochs and releases out "
+                "of the search: choose them beforehand."
             )
 
     def _run_and_update_trial(self, trial, *fit_args, **fit_kwargs):
@@ -382,11 +390,6 @@ class PrivateRandomSearch(keras_tuner.RandomSearch):
             # The checkpoint has its state.
             model.optimizer.build_for(model)
         model.load_weights(self._get_checkpoint_fname(trial.trial_id))
-        notes = {note: None for e in model.ledger.entries for note in e.notes}
-        self.ledger.add(
-            self.oracle.name,
-            dataclasses.replace(self.oracle.entry, notes=tuple(notes)),
-        )
         model.ledger = self.ledger
         return [model]
 
@@ -460,6 +463,11 @@ class PrivateRandomSearch(keras_tuner.RandomSearch):
                 "Expected a trial with a score, got none: all of them failed. "
                 "Search again, in another folder; this search counts too."
             )
+        notes = self.oracle.notes[best[0].trial_id]
+        self.ledger.add(
+            self.oracle.name,
+            dataclasses.replace(self.oracle.entry, notes=tuple(notes)),
+        )
         return best
 
 
@@ -516,21 +524,20 @@ def _objective(objective):
 def _entry(plan, mean_trials, shape) -> accounting.LedgerEntry:
     """The entry of a search, from the entries of one trial.
 
-    A clip may be searched: that of a trial is not said, which would tell
-    whether it was the best one.
+    Mechanism and clip may be searched, and what is taken as public may follow
+    from what is: those of a trial are not said, which would tell whether it was
+    the best one.
     """
+    uncovered = _joined(plan, "uncovered")
     plan = [
-        entry
+        dataclasses.replace(entry, notes=())
         if entry.is_validation
-        else dataclasses.replace(entry, l2_norm_clip=1.0)
+        else dataclasses.replace(
+            entry, mechanism=_OF_TRIALS, l2_norm_clip=1.0, notes=()
+        )
         for entry in plan
     ]
     first = plan[0]
-
-    def joined(name):
-        parts = [part for entry in plan for part in getattr(entry, name)]
-        return tuple(dict.fromkeys(parts))
-
     return accounting.LedgerEntry(
         mechanism=_MECHANISM,
         noise_multiplier=first.noise_multiplier,
@@ -544,10 +551,15 @@ def _entry(plan, mean_trials, shape) -> accounting.LedgerEntry:
         fixed_seed=any(entry.fixed_seed for entry in plan),
         private_selection=any(entry.private_selection for entry in plan),
         private_state=any(entry.private_state for entry in plan),
-        notes=joined("notes"),
-        uncovered=joined("uncovered"),
+        uncovered=uncovered,
         steps=1,
         trial=tuple(plan),
         mean_trials=mean_trials,
         trials_shape=shape,
     )
+
+
+def _joined(plan, name):
+    """What the entries of a plan say under a name, each once."""
+    parts = [part for entry in plan for part in getattr(entry, name)]
+    return tuple(dict.fromkeys(parts))

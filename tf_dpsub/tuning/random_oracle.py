@@ -38,6 +38,7 @@ class RandomOracle(keras_tuner.oracles.RandomSearchOracle):
         entry: `accounting.LedgerEntry` of the search, None before the first
             trial has begun.
         begun: list of the trials whose training has begun.
+        notes: dict of these trials, and what each takes as public.
     """
 
     def __init__(self, objective, mean_trials, shape, **kwargs):
@@ -50,6 +51,7 @@ class RandomOracle(keras_tuner.oracles.RandomSearchOracle):
         self.name = uuid.uuid4().hex
         self.entry: accounting.LedgerEntry | None = None
         self.begun: list = []
+        self.notes: dict = {}
         self._ties: dict = {}
 
     @property
@@ -118,6 +120,7 @@ class RandomOracle(keras_tuner.oracles.RandomSearchOracle):
                 "mean_trials": self.mean_trials,
                 "shape": self.shape,
                 "begun": self.begun,
+                "notes": self.notes,
                 "ties": self._ties,
             },
         }
@@ -134,6 +137,7 @@ class RandomOracle(keras_tuner.oracles.RandomSearchOracle):
         super().set_state(state)
         self.name, self.max_trials = search["name"], search["trials"]
         self.begun, self._ties = search["begun"], search["ties"]
+        self.notes = search["notes"]
         if search["entry"] is not None:
             ledger = accounting.PrivacyLedger.from_json(search["entry"])
             (self.entry,) = ledger.entries

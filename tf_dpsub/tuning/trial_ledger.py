@@ -15,6 +15,8 @@ class TrialLedger(accounting.PrivacyLedger):
     Formal guarantees: the search has recorded the plan before the first step of
     the trial. A charge that the plan does not cover raises, before what it
     stands for is released: a trial never releases more than was accounted for.
+    What is compared are events: with bands, cycles, of which each begun one
+    counts whole; where an epoch counts as one event, epochs.
     """
 
     def __init__(self):
@@ -39,7 +41,7 @@ class TrialLedger(accounting.PrivacyLedger):
             )
         self._planned = collections.Counter()
         for entry in entries:
-            self._planned[_kind(entry)] += _count(entry)
+            self._planned[_kind(entry)] += entry.step_events
         self._stated = tuple(entries)
 
     def charge(self, entry, steps=1, epochs=0, planned=None):
@@ -48,11 +50,9 @@ class TrialLedger(accounting.PrivacyLedger):
         Raises:
             BreaksGuaranteeError: if the plan does not cover them.
         """
-        after = accounting.PrivacyLedger()
-        after.merge(self)
-        after.charge(entry, steps, epochs)
-        self._require_planned(after.entries)
+        # What is refused stays counted: a copy would begin another cycle.
         super().charge(entry, steps, epochs, planned)
+        self._require_planned(self.entries)
 
     def merge(self, other):
         """Takes over what another ledger has counted, as `PrivacyLedger.merge`.
@@ -68,7 +68,7 @@ class TrialLedger(accounting.PrivacyLedger):
     def _require_planned(self, entries):
         counts: collections.Counter = collections.Counter()
         for entry in entries:
-            counts[_kind(entry)] += _count(entry)
+            counts[_kind(entry)] += entry.step_events
         planned = self._planned or {}
         beyond = [k for k, count in counts.items() if count > planned.get(k, 0)]
         if beyond:
@@ -91,10 +91,3 @@ class TrialLedger(accounting.PrivacyLedger):
 
 def _kind(entry):
     return entry.mechanism, entry.step_event(), entry.private_state
-
-
-def _count(entry):
-    """Number of step events that an entry composes."""
-    if entry.each_example_once_per_epoch and entry.epochs:
-        return entry.epochs
-    return entry.steps

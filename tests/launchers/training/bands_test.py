@@ -31,6 +31,19 @@ def test_noise_keeps_the_budget_in_whole_cycles():
     assert 0.999 * 4 < spent <= 4
 
 
+def test_rows_of_a_person_have_no_amplification():
+    """They may be in several groups."""
+    optimizer = optimizer_of(bands=8, rows_per_person=2, **BUDGET)
+    spent = accounting.epsilon(
+        noise_multiplier=optimizer.noise_multiplier,
+        sampling_rate=1,
+        steps=8,
+        delta=1e-5,
+        rows_per_person=2,
+    )
+    assert 0.999 * 4 < spent <= 4
+
+
 def test_auto_is_the_best_number(monkeypatch):
     asked = []
     monkeypatch.setattr(
@@ -47,6 +60,10 @@ def test_auto_is_the_best_number(monkeypatch):
         ({"bands": 0}, 'Expected bands >= 1, or "auto", got 0'),
         ({"bands": "best"}, "got 'best'"),
         ({"bands": "auto"}, "Set epsilon, or bands to a number"),
+        (
+            {**BUDGET, "bands": "auto", "rows_per_person": 2},
+            "several rows of a person have no amplification",
+        ),
         ({"bands": 2, "optimizer": "DPPowerSGD"}, "Leave bands out"),
         ({"bands": 2, "recipe": "full_batch"}, "Leave bands out"),
         ({"optimizer_kwargs": {"bands": 2}}, "Set the field `bands`"),

@@ -17,6 +17,7 @@ from tf_dpsub.launchers.training import config_checks
         ({"learning_rate": float("nan")}, "Expected learning_rate > 0, got n"),
         ({"ridge_start_examples": -1}, "Expected ridge_start_examples >= 0"),
         ({"dataset": "none.npz"}, "there is no none.npz"),
+        ({"rows_per_person": 0}, "Expected rows_per_person >= 1, got 0"),
         ({"accountant": "rpd"}, "Did you mean 'rdp'"),
     ],
 )

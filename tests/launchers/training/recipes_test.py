@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
+from tf_dpsub import accounting
 from tf_dpsub.configs import default
 from tf_dpsub.configs.best import mnist
 from tf_dpsub.data import Dataset
-from tf_dpsub.launchers.training import recipes
+from tf_dpsub.launchers.training import config_plan, recipes
 
 
 def test_settings_of_a_recipe():
@@ -44,6 +45,34 @@ def test_errors(changes, message):
         setattr(config, name, value)
     with pytest.raises(ValueError, match=message):
         recipes.with_recipe(config, 1000)
+
+
+def test_a_budget_of_a_person_is_a_smaller_one_of_a_row():
+    """By the noise that keeps both, in each of all steps."""
+    config = mnist.get_config()
+    config.rows_per_person = 4
+    of_row = recipes._epsilon_of_row(config)
+    run = {"delta": config.delta, "sampling_rate": 1.0, "steps": 50}
+    assert accounting.noise_multiplier(epsilon=of_row, **run) == pytest.approx(
+        accounting.noise_multiplier(
+            epsilon=config.epsilon, rows_per_person=4, **run
+        ),
+        rel=1e-3,
+    )
+    settings = recipes.with_recipe(config, 1000)
+    config.rows_per_person, config.epsilon = None, of_row
+    for name in ("l2_norm_clip", "learning_rate", "epochs"):
+        assert settings[name] == recipes.with_recipe(config, 1000)[name]
+
+
+@pytest.mark.parametrize(
+    "plan", [config_plan.plan_of, config_plan.recommendation_of]
+)
+def test_a_plan_is_by_the_epsilon_of_a_row(plan):
+    config = mnist.get_config()
+    config.rows_per_person = 4
+    with pytest.raises(ValueError, match="by the ε of one row, got 4"):
+        plan(config)
 
 
 def _dataset(name, x):

@@ -557,6 +557,27 @@ class TestConfig:
             "each example once in an epoch, PLD"
         )
 
+    def test_budget_of_a_person(self, tmp_path, capsys):
+        config = digits_config(rows_per_person=2, epochs=1, accountant="pld")
+        result = train(config, tmp_path)
+        run = {
+            "noise_multiplier": result["noise_multiplier"],
+            "sampling_rate": 256 / 1438,
+            "steps": STEPS_PER_EPOCH,
+            "delta": 1e-5,
+        }
+        of_person = accounting.epsilon(**run, rows_per_person=2)
+        assert result["epsilon"] == pytest.approx(of_person, rel=1e-9)
+        assert 2.999 < result["epsilon"] <= 3.0 < 3 * accounting.epsilon(**run)
+        (row,) = read_metrics(tmp_path)
+        assert row["epsilon"] == result["epsilon"]
+        statement = (tmp_path / "privacy_statement.txt").read_text("utf-8")
+        assert "at most 2 rows, together" in " ".join(statement.split())
+        out = capsys.readouterr().out
+        privacy = next(ln for ln in out.splitlines() if ln[:7] == "privacy")
+        assert "ε = 3 at δ = 1e-05 of a person with at most 2 rows" in privacy
+        assert "δ = 1e-05) of a person with at most 2 rows, Poisson" in out
+
     def test_over_all_gpus_or_else_the_cpu(self, tmp_path):
         config = digits_config(distribution="mirrored")
         result = train(config, tmp_path)
