@@ -379,8 +379,7 @@ class TestDropping:
         (moved,) = movements(model, lambda: model.train_on_batch(x, Y[:4]))
         assert 0.02 < np.std(flat(moved)) < 1.0
 
-    @pytest.mark.parametrize("value", [1.0, 1e3, 1e18, 1e30, np.inf, np.nan])
-    def test_no_example_moves_the_weights_by_more_than_its_clip(self, value):
+    def test_no_example_moves_the_weights_by_more_than_its_clip(self):
         clip, batch_size = 0.5, 4
         plain = mlp()
         weights = plain.get_weights()
@@ -391,16 +390,17 @@ class TestDropping:
             batch_size=batch_size,
         )
         model = private(plain, optimizer)
-        after = []
-        for factor in (value, 1.0):
-            plain.set_weights(weights)
-            x, w = X[:6].copy(), np.ones(6)
-            x[3] *= factor
+        for value in (1.0, 1e3, 1e18, 1e30, np.inf, np.nan):
+            after = []
             # The neighbour: an empty example, of weight zero.
-            w[3] = factor is value
-            model.train_on_batch(x, Y[:6], w)
-            after.append(flat(plain.get_weights()))
-        assert np.linalg.norm(after[0] - after[1]) <= clip
+            for factor, weight in ((value, 1.0), (1.0, 0.0)):
+                plain.set_weights(weights)
+                x, w = X[:6].copy(), np.ones(6)
+                x[3] *= factor
+                w[3] = weight
+                model.train_on_batch(x, Y[:6], w)
+                after.append(flat(plain.get_weights()))
+            assert np.linalg.norm(after[0] - after[1]) <= clip, value
 
 
 def fit_and_watch(model, read, seed=0, steps=40):

@@ -147,52 +147,52 @@ class TestReleases:
         assert count == 3 / 2 - 2 / 2
 
     @pytest.mark.parametrize("first", [2.0**-15, 1.0, 1e10])
-    @pytest.mark.parametrize("clip", [2.0**-20, 0.37, 2.0**20])
-    @pytest.mark.parametrize(
-        "norm", [1e-30, 1e-3, 0.3699, 0.37, 1.0, 1e9, 1e30, math.inf, math.nan]
-    )
-    def test_one_example_moves_it_by_one_and_a_half(self, first, clip, norm):
+    def test_one_example_moves_it_by_one_and_a_half(self, first):
         model = compiled(l2_norm_clip=first)
-        others = np.full(5, clip * first)
-        batch_of(model, *examples_of(others))
-        model.optimizer.clip_variable.assign(clip * first)
-        before = released(model, others)
-        after = released(model, [*others, norm])
-        assert np.isfinite(after).all()
-        assert abs(after[0] - before[0]) <= 1
-        assert abs(after[1] - before[1]) in (0, 0.5)
+        norms = [1e-30, 1e-3, 0.3699, 0.37, 1.0, 1e9, 1e30, math.inf, math.nan]
+        for clip in (2.0**-20, 0.37, 2.0**20):
+            others = np.full(5, clip * first)
+            batch_of(model, *examples_of(others))
+            model.optimizer.clip_variable.assign(clip * first)
+            before = released(model, others)
+            for norm in norms:
+                after = released(model, [*others, norm])
+                assert np.isfinite(after).all(), (clip, norm)
+                assert abs(after[0] - before[0]) <= 1, (clip, norm)
+                assert abs(after[1] - before[1]) in (0, 0.5), (clip, norm)
 
-    @pytest.mark.parametrize("nothing", [0.0, math.nan, math.inf])
-    def test_what_adds_nothing_does_not_count(self, nothing):
+    def test_what_adds_nothing_does_not_count(self):
         model = compiled()
         before = released(model, [0.5, 3.0, 3.0])
-        assert released(model, [0.5, nothing, 3.0, 3.0, nothing]) == before
+        for nothing in (0.0, math.nan, math.inf):
+            after = released(model, [0.5, nothing, 3.0, 3.0, nothing])
+            assert after == before, nothing
 
     @pytest.mark.parametrize("per_example", ["graph", "vectorized_map"])
-    @pytest.mark.parametrize("norm", [0.5, 3.0, 1e18])
-    def test_weight_zero_is_as_if_not_there(self, norm, per_example):
+    def test_weight_zero_is_as_if_not_there(self, per_example):
         """The neighbour that a guarantee is about is an empty example."""
-        norms, released_of = [0.5, 3.0, norm], []
-        for rows, weight in ((3, 1.0), (3, 0.0), (2, 1.0)):
-            model = compiled(per_example=per_example)
-            x, y = examples_of(norms[:rows])
-            weights = np.array([1.0, 1.0, weight], np.float32)[:rows]
-            batch = batch_of(model, x, y, weights)
-            sums = model.optimizer.released_sums(model.training_step(batch))
-            released_of.append([np.array(s) for s in sums])
-        there, empty, gone = released_of
-        np.testing.assert_array_equal(empty[0], gone[0])
-        assert empty[1] == gone[1]
-        assert abs(there[1] - gone[1]) == 0.5
+        model = compiled(per_example=per_example)
+        for norm in (0.5, 3.0, 1e18):
+            norms, released_of = [0.5, 3.0, norm], []
+            for rows, weight in ((3, 1.0), (3, 0.0), (2, 1.0)):
+                x, y = examples_of(norms[:rows])
+                weights = np.array([1.0, 1.0, weight], np.float32)[:rows]
+                batch = batch_of(model, x, y, weights)
+                sums = model.optimizer.released_sums(model.training_step(batch))
+                released_of.append([np.array(s) for s in sums])
+            there, empty, gone = released_of
+            np.testing.assert_array_equal(empty[0], gone[0])
+            assert empty[1] == gone[1]
+            assert abs(there[1] - gone[1]) == 0.5
 
-    @pytest.mark.parametrize("clip", [1e30, 0.0, -1.0, math.inf])
-    def test_a_clip_out_of_range_is_limited(self, clip):
+    def test_a_clip_out_of_range_is_limited(self):
         model = compiled(l2_norm_clip=3.0)
         released(model, [1.0])
-        model.optimizer.clip_variable.assign(clip)
-        assert 3 * 2.0**-20 <= model.optimizer.current_clip <= 3 * 2.0**20
-        total, count = released(model, [1.0, 1e-5, 1e9])
-        assert 0 < total <= 3 and abs(count) <= 1.5
+        for clip in (1e30, 0.0, -1.0, math.inf):
+            model.optimizer.clip_variable.assign(clip)
+            assert 3 * 2.0**-20 <= model.optimizer.current_clip <= 3 * 2.0**20
+            total, count = released(model, [1.0, 1e-5, 1e9])
+            assert 0 < total <= 3 and abs(count) <= 1.5
 
     def test_gradient_is_in_units_of_the_weights(self):
         model = compiled(l2_norm_clip=4.0)
