@@ -67,7 +67,7 @@ class GradientRecorder(keras.callbacks.Callback):
     def _by_chunk(self, function):
         """Yields a function of the gradients of each chunk of examples."""
 
-        @tf.function
+        @tf.function(autograph=False)
         def compute(batch):
             step = self.model.training_step
             gradients, _ = step.per_example_gradients(batch)

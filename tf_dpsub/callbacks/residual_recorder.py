@@ -86,7 +86,7 @@ class ProjectionResidualRecorder(GradientRecorder):
     def _mean_gradients(self):
         variables = [v.value for v in self._kernels.values()]
 
-        @tf.function
+        @tf.function(autograph=False)
         def mean_gradients(x, y):
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(variables)
