@@ -12,7 +12,7 @@ from dp_accounting.rdp import rdp_privacy_accountant
 from scipy import integrate, stats
 
 from tf_dpsub import accounting
-from tf_dpsub.accounting import accountants
+from tf_dpsub.accounting import accountants, loss_distributions
 
 RUN = {"noise_multiplier": 1.3, "sampling_rate": 150 / 60000, "steps": 6000}
 BUDGET = {"epsilon": 2.0, "delta": 1e-5}
@@ -343,6 +343,43 @@ class TestNoiseMultiplier:
                 steps=10**9,
                 accountant=accountant,
             )
+
+    def test_after_what_rdp_takes_for_all(self, monkeypatch):
+        """Its loose bound leaves nothing, the tight one leaves a part.
+
+        From where the loose search ends, the tight one took a hundred steps.
+        """
+        tried, excess = [], accountants._excess
+
+        def counted(*arguments):
+            tried.append(arguments)
+            return excess(*arguments)
+
+        monkeypatch.setattr(accountants, "_excess", counted)
+        loss_distributions._repeated.cache_clear()
+        spent = [repeated(1.6, 0.2, 5)]
+        by_rdp = accountants.composed_epsilon(
+            spent, delta=1e-5, accountant="rdp"
+        )
+
+        def least_noise(epsilon):
+            tried.clear()
+            return accountants.least_noise(
+                lambda sigma: repeated(sigma, 0.2, 10),
+                epsilon=epsilon,
+                delta=1e-5,
+                spent=spent,
+            )
+
+        sigma = least_noise(2.0)
+        whole = [*spent, repeated(sigma, 0.2, 10)]
+        total = accountants.composed_epsilon(whole, delta=1e-5)
+        assert 2.0 * (1 - 1e-4) < total <= 2.0 < by_rdp
+        assert len(tried) < 30
+        # What stays is composed with itself once for each grid.
+        assert loss_distributions._repeated.cache_info().hits > len(tried) // 2
+        assert least_noise(1.7) is None
+        assert len(tried) == 3
 
 
 class TestSteps:

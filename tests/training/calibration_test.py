@@ -1,5 +1,6 @@
 """The noise is found for the ε that an optimizer is given, by its own run."""
 
+import functools
 import math
 
 import dp_accounting
@@ -81,6 +82,7 @@ MECHANISMS = {
 }
 
 
+@functools.cache
 def spent(noise_multiplier, steps, rate=BATCH / ROWS):
     """Epsilon by dp-accounting itself."""
     gaussian = dp_accounting.GaussianDpEvent(noise_multiplier)

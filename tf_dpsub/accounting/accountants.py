@@ -313,6 +313,7 @@ def least_noise(
         A float, as `noise_multiplier` says; None if no noise keeps the budget.
     """
     spent = tuple(spent)
+    *cheap_stages, last_stage = _STAGES[accountant]
 
     @functools.cache
     def excess(inverse, stage):
@@ -320,7 +321,13 @@ def least_noise(
         return _excess(events, epsilon, delta, stage)
 
     inverse = 1.0
-    for stage in _STAGES[accountant]:
+    for stage in (*cheap_stages, last_stage):
+        if _excess(spent, epsilon, delta, stage) > 0:
+            # No noise is enough. Of a cheap bound, which is looser, that tells
+            # nothing.
+            if stage is last_stage:
+                return None
+            continue
         inverse = _largest(
             functools.partial(excess, stage=stage),
             max(inverse, 2 / _SEARCH_CEILING),

@@ -52,26 +52,31 @@ def composed(counts, interval: float):
     """
     whole = privacy_loss_distribution.identity(interval)
     for event, count in counts:
-        if isinstance(event, random_allocation.RandomAllocationDpEvent):
-            part = _allocated(event, interval, count)
-        elif isinstance(event, dp_accounting.GaussianDpEvent):
-            # A composition of Gaussians is one Gaussian.
-            part = _sampled_gaussian(
-                event.noise_multiplier / math.sqrt(count), 1.0, interval
-            )
-        elif gaussian_mixtures.is_mixture(event):
-            part = _mixture(event, interval).self_compose(count)
-        else:
-            part = _sampled_gaussian(
-                event.event.noise_multiplier,
-                event.sampling_probability,
-                interval,
-            ).self_compose(count)
-        whole = whole.compose(part)
+        whole = whole.compose(_repeated(event, count, interval))
     return whole
 
 
 @functools.lru_cache(maxsize=8)
+def _repeated(event, count, interval):
+    """Distribution of one event that ran several times; kept, as others vary.
+
+    What a ledger holds of earlier runs stays, while a search looks for the
+    noise of the next one.
+    """
+    if isinstance(event, random_allocation.RandomAllocationDpEvent):
+        return _allocated(event, interval, count)
+    if isinstance(event, dp_accounting.GaussianDpEvent):
+        # A composition of Gaussians is one Gaussian.
+        return _sampled_gaussian(
+            event.noise_multiplier / math.sqrt(count), 1.0, interval
+        )
+    if gaussian_mixtures.is_mixture(event):
+        return _mixture(event, interval).self_compose(count)
+    return _sampled_gaussian(
+        event.event.noise_multiplier, event.sampling_probability, interval
+    ).self_compose(count)
+
+
 def _allocated(event, interval, epochs):
     # A search begins on a wide interval, and then needs few points as well.
     points = random_allocation.POINTS // (1 if interval < 1e-3 else 2)
