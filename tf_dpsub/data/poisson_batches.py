@@ -5,7 +5,6 @@ import copy
 import itertools
 import math
 import secrets
-import weakref
 from collections.abc import Callable
 
 import keras
@@ -14,7 +13,7 @@ import tensorflow as tf
 from scipy import stats
 
 from tf_dpsub.checks import check_count, check_seed, is_int
-from tf_dpsub.data import row_maps, row_rates, row_sources
+from tf_dpsub.data import row_gathers, row_maps, row_rates, row_sources
 
 # Probability that a draw needs more rows than the capacity. Such a draw is
 # padded to a multiple of it: this number steers speed and memory only.
@@ -167,15 +166,15 @@ class PoissonBatches:
             x = row_sources.as_source(x)
             self.examples = len(x)
             self.inputs = None
-            read = _source_reader(x)
-            self.comparable_inputs = _chunks(read, self.examples)
+            reader = row_gathers.SourceReader(x, _named_parts)
+            self.comparable_inputs = reader.inputs_in_chunks
         else:
             parts = _named_parts(x, y, sample_weight)
             self._targets = {"y": parts.get("y"), "w": parts.get("w")}
             arrays = {k: _checked_arrays(k, v) for k, v in parts.items()}
             self.examples = _common_length(arrays)
             self.inputs = self.comparable_inputs = arrays["x"]
-            read = _memory_map_reader(arrays)
+            reader = row_gathers.MemoryMapReader.of(arrays)
         self._set_size(self.examples, batch_size)
         self.largest_rate: float | None = None
         self._rates = None
@@ -189,8 +188,11 @@ class PoissonBatches:
         check_seed(seed)
         self.seed = seed
         self._iterators: dict = collections.defaultdict(itertools.count)
+        self._reader = reader
         self._gather = (
-            _tensor_gather(arrays) if read is None else _numpy_gather(read)
+            row_gathers.of_tensors(arrays)
+            if reader is None
+            else row_gathers.of_reader(reader)
         )
         self.assumptions = getattr(x, "assumptions", ())
         if self._rates is not None:
@@ -673,14 +675,6 @@ def _is_source(x):
     return hasattr(x, "__len__") and hasattr(x, "__getitem__")
 
 
-def _is_memory_map(array):
-    while array is not None:
-        if isinstance(array, np.memmap):
-            return True
-        array = getattr(array, "base", None)
-    return False
-
-
 def _named_parts(x, y, sample_weight):
     parts = {"x": x, "y": y, "w": sample_weight}
     # tf.data would stack the entries of a list into one tensor.
@@ -722,95 +716,6 @@ def _common_length(parts):
             f"examples, got lengths {lengths}."
         )
     return distinct.pop()
-
-
-def _source_reader(source):
-    return lambda indices: _named_parts(
-        *keras.utils.unpack_x_y_sample_weight(source[indices])
-    )
-
-
-def _chunks(read, examples):
-    """Function of a number of rows that reads all inputs in such chunks."""
-    return lambda rows: (
-        read(np.arange(start, min(start + rows, examples)))["x"]
-        for start in range(0, examples, rows)
-    )
-
-
-def _memory_map_reader(arrays):
-    if not any(map(_is_memory_map, keras.tree.flatten(arrays))):
-        return None
-    arrays = keras.tree.map_structure(np.asarray, arrays)
-    return lambda indices: keras.tree.map_structure(
-        lambda array: array[indices], arrays
-    )
-
-
-def _tensor_gather(arrays):
-    # On the host: the data set need not fit into an accelerator's memory.
-    with tf.device("CPU"):
-        tensors = keras.tree.map_structure(tf.convert_to_tensor, arrays)
-    return lambda indices: keras.tree.map_structure(
-        lambda tensor: tf.gather(tensor, indices), tensors
-    )
-
-
-def _numpy_gather(read):
-    first = keras.tree.map_structure(np.asarray, read(np.zeros([1], np.int64)))
-    row_specs = [_row_spec(rows) for rows in keras.tree.flatten(first)]
-
-    def read_leaves(indices):
-        if len(indices) == 0:
-            return [
-                np.zeros((0, *shape), dtype.as_numpy_dtype)
-                for shape, dtype in row_specs
-            ]
-        leaves = [
-            np.asarray(rows) for rows in keras.tree.flatten(read(indices))
-        ]
-        shapes = [(rows.shape, tf.as_dtype(rows.dtype)) for rows in leaves]
-        expected = [
-            ((len(indices), *shape), dtype) for shape, dtype in row_specs
-        ]
-        if shapes != expected:
-            raise ValueError(
-                f"Expected arrays {expected} (shape, dtype) for {len(indices)} "
-                f"indices, got {shapes} from the source. Every example must "
-                "have the shapes and dtypes of the first one."
-            )
-        return leaves
-
-    def gather(indices):
-        leaves = tf.numpy_function(
-            _held_weakly(read_leaves),
-            [indices],
-            [dtype for _, dtype in row_specs],
-        )
-        for leaf, (shape, _) in zip(leaves, row_specs, strict=True):
-            leaf.set_shape([None, *shape])
-        return keras.tree.pack_sequence_as(first, leaves)
-
-    return gather
-
-
-def _held_weakly(function):
-    """Wraps a function for TensorFlow, which keeps the wrapper forever.
-
-    The dataset holds the function itself, with all data, as long as it is
-    needed.
-    """
-    reference = weakref.ref(function)
-    return lambda *arguments: reference()(*arguments)
-
-
-def _row_spec(rows):
-    if rows.shape[:1] != (1,):
-        raise ValueError(
-            "Expected the source to return arrays with one row for each "
-            f"index, got shape {rows.shape} for one index."
-        )
-    return rows.shape[1:], tf.as_dtype(rows.dtype)
 
 
 def with_views(parts, rows, views):
