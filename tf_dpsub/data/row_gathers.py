@@ -48,23 +48,8 @@ class SourceReader:
             yield self(np.arange(start, end))["x"]
 
     def require_unchanged(self):
-        """Refuses a source that is not as it was when reading began.
-
-        Raises:
-            ValueError: if it has another number of rows, or says so itself.
-        """
-        require_unchanged = getattr(self._source, "require_unchanged", None)
-        if require_unchanged is not None:
-            require_unchanged()
-        rows = len(self._source)
-        if rows != self._rows:
-            raise ValueError(
-                f"Expected a source of {self._rows:,} rows, as when its "
-                f"batches were made, got {rows:,}: every row would be drawn "
-                "with another probability than the account says. No further "
-                "step was taken. Keep the source as it is during a run, and "
-                "make new batches of it for the next."
-            )
+        """Refuses a source as the function of this name does."""
+        require_unchanged(self._source, self._rows)
 
     def _unreadable(self, indices, error):
         if isinstance(error, ValueError) and str(error).startswith("Expected "):
@@ -108,7 +93,7 @@ class MemoryMapReader:
     """Reads the parts of rows of arrays of which some are memory maps.
 
     Args:
-        arrays: dict of structures of arrays `[examples, ...]`.
+        arrays: structure of arrays `[examples, ...]`.
     """
 
     def __init__(self, arrays):
@@ -116,6 +101,13 @@ class MemoryMapReader:
             lambda array: memory_maps.MappedRows.of(array) or array,
             keras.tree.map_structure(np.asarray, arrays),
         )
+        lengths = {len(array) for array in keras.tree.flatten(arrays)}
+        if len(lengths) > 1:
+            raise ValueError(
+                "Expected arrays of the same number of rows, got lengths "
+                f"{sorted(lengths)}."
+            )
+        (self._rows,) = lengths
 
     @classmethod
     def of(cls, arrays):
@@ -124,8 +116,14 @@ class MemoryMapReader:
             return cls(arrays)
         return None
 
+    def __len__(self):
+        return self._rows
+
     def __call__(self, indices):
-        """Reads rows, as `SourceReader` does, of any indices."""
+        """Reads rows: that structure, of any indices."""
+        return self[indices]
+
+    def __getitem__(self, indices):
         return keras.tree.map_structure(
             lambda array: array[indices], self._arrays
         )
@@ -139,6 +137,28 @@ class MemoryMapReader:
         for array in keras.tree.flatten(self._arrays):
             if isinstance(array, memory_maps.MappedRows):
                 array.require_unchanged()
+
+
+def require_unchanged(source, rows: int):
+    """Refuses a source that is not as it was when batches were made of it.
+
+    Args:
+        source: object with `__len__`, and perhaps a `require_unchanged`.
+        rows: int, the number that it had.
+
+    Raises:
+        ValueError: if it has another number of rows, or says so itself.
+    """
+    if hasattr(source, "require_unchanged"):
+        source.require_unchanged()
+    if len(source) != rows:
+        raise ValueError(
+            f"Expected a source of {rows:,} rows, as when its batches were "
+            f"made, got {len(source):,}: rows would be drawn with another "
+            "probability than the account says. No further step was taken. "
+            "Keep the source as it is during a run, and make new batches of it "
+            "for the next."
+        )
 
 
 def of_tensors(arrays):

@@ -4,6 +4,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_dpsub.data import arrow_rows
+from tf_dpsub.data.stored_rows import StoredRows
+
 # Number of rows that are read both together and alone.
 _COMPARED = 4
 
@@ -12,9 +15,10 @@ def as_source(x):
     """Wraps data as a source from which `PoissonBatches` reads rows.
 
     Args:
-        x: `keras.utils.PyDataset`; a `tf.data.Dataset` of rows; or an object
-            with `__len__` and `__getitem__` of one index or of an array of
-            indices.
+        x: `keras.utils.PyDataset`; a `tf.data.Dataset` of rows; a
+            `pyarrow.Table`; a `datasets.Dataset`; or an object with `__len__`
+            and `__getitem__` of one index or of an array of indices, or
+            `__getitems__` of a list of them.
 
     Returns:
         An object with `__len__` and `__getitem__` of an array of indices.
@@ -26,6 +30,10 @@ def as_source(x):
         return _RowsOfBatches(x)
     if isinstance(x, tf.data.Dataset):
         return _RowsOfDataset(x)
+    if isinstance(x, StoredRows):
+        return x
+    if arrow_rows.is_table(x):
+        return arrow_rows.TableRows(x)
     if not len(x):
         return x
     indices = np.arange(min(2, len(x)))
@@ -37,7 +45,7 @@ def as_source(x):
         except Exception:
             # The source's own error says more.
             raise error from None
-        return _OneByOne(x)
+        return _ByLists(x) if hasattr(x, "__getitems__") else _OneByOne(x)
     _require_independent_rows(x, len(x))
     return _ByIndices(x)
 
@@ -104,8 +112,32 @@ class _ByIndices:
 
 def _stacked(rows):
     return keras.tree.map_structure(
-        lambda *parts: np.stack([np.asarray(part) for part in parts]), *rows
+        lambda *parts: np.stack([_as_array(part) for part in parts]), *rows
     )
+
+
+def _as_array(part):
+    # NumPy's own type of bytes drops zeros at their end.
+    return np.asarray(part, object if isinstance(part, bytes) else None)
+
+
+class _ByLists:
+    """A data set that gives a list of rows, as those of ArrayRecord files do."""
+
+    def __init__(self, rows):
+        self._rows = rows
+
+    def __len__(self):
+        return len(self._rows)
+
+    def __getitem__(self, indices):
+        rows = self._rows.__getitems__([int(i) for i in indices])
+        if len(rows) != len(indices):
+            raise ValueError(
+                f"Expected a row for each of {len(indices)} indices of "
+                f"{type(self._rows).__name__}.__getitems__, got {len(rows)}."
+            )
+        return _stacked(rows)
 
 
 class _OneByOne:
