@@ -185,8 +185,9 @@ def _ends_of(path, size):
             header = block[place - begin : place - begin + _HEADER]
             length = int.from_bytes(header[:8], "little")
             end = place + _HEADER + length + _FOOTER
-            lengths += header[:8]
-            checks += header[8:]
+            if len(header) == _HEADER:
+                lengths += header[:8]
+                checks += header[8:]
             ends.append(end)
             if end > size or len(ends) == _RECORDS:
                 _check_lengths(path, lengths, checks, place)
@@ -205,13 +206,9 @@ def _ends_of(path, size):
 
 
 def _check_lengths(path, lengths, checks, place):
-    """Refuses lengths that are not those of records."""
-    rows = len(checks) // 4
-    whole = len(lengths) == 8 * rows and len(checks) == 4 * rows
-    if whole:
-        own = _masked_crc32c(np.frombuffer(lengths, np.uint8).reshape(rows, 8))
-        whole = np.array_equal(own, np.frombuffer(checks, "<u4"))
-    if not whole:
+    """Refuses lengths that do not fit their checksums."""
+    own = _masked_crc32c(np.frombuffer(lengths, np.uint8).reshape(-1, 8))
+    if not np.array_equal(own, np.frombuffer(checks, "<u4")):
         raise ValueError(
             f"Expected a TFRecord file without compression, got {path}, where "
             f"a length at or before byte {place} does not fit its checksum."
