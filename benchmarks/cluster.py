@@ -374,9 +374,7 @@ def main():
     names = [field.name for field in dataclasses.fields(Cluster)[1:]]
     settings = {name: getattr(args, name) for name in names}
     files.make_folder(args.out)
-    text = markdown(
-        rows_of_table(settings, args.epochs, args.noise_multiplier)
-    )
+    text = markdown(rows_of_table(settings, args.epochs, args.noise_multiplier))
     print(text)
     files.write_text(args.out / "table.md", text)
     figures.write(draw(settings), args.out / "cluster.png")

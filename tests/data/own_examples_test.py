@@ -57,7 +57,7 @@ def test_each_row_is_a_question_of_its_own(step):
 
 
 def test_all_hosts_together_draw_one_poisson_batch():
-    steps = 2000
+    steps = 400
     included = np.zeros((steps, TOTAL))
     for host, rows in enumerate(SHARDS):
         batches = of_host(rows)
@@ -82,9 +82,9 @@ def test_all_hosts_together_draw_one_poisson_batch():
 
 def test_hosts_of_like_examples_and_seed_draw_differently():
     batches = of_host(SHARDS[0])
-    first, second = (drawn(batches.dataset(host=h), 10) for h in (0, 1))
+    first, second = (drawn(batches.dataset(host=h), 5) for h in (0, 1))
     assert first != second
-    assert first == drawn(of_host(SHARDS[0]).dataset(), 10)
+    assert first == drawn(of_host(SHARDS[0]).dataset(), 5)
 
 
 def test_replicas_of_a_host_share_its_examples():

@@ -43,13 +43,12 @@ def shared(tmp_path_factory):
     path = tmp_path_factory.mktemp("ledger") / "ledger.json"
     model = tf_dpsub.make_private(linear(), ledger_path=path)
     model.compile(dpsgd(), loss())
-    model.path = path
     return model
 
 
 def _counts(model):
     """Steps in the ledger, and in its file; those of the optimizer."""
-    kept = accounting.PrivacyLedger(model.path)
+    kept = accounting.PrivacyLedger(model.ledger.path)
     return model.ledger.steps, kept.steps, int(model.optimizer.iterations)
 
 

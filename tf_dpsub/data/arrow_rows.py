@@ -9,7 +9,11 @@ from tf_dpsub.data.stored_rows import FileStates, StoredRows
 
 def is_table(x) -> bool:
     """Tells whether an object is one that `TableRows` reads."""
-    return hasattr(x, "column_names") and hasattr(x, "__getitem__")
+    return (
+        hasattr(x, "column_names")
+        and hasattr(x, "__getitem__")
+        and not isinstance(x, dict)
+    )
 
 
 class TableRows(StoredRows):
@@ -32,7 +36,7 @@ class TableRows(StoredRows):
         return len(self._table)
 
     def __getitem__(self, indices):
-        """dict of arrays `[len(indices), ...]`, one for each column.
+        """Reads rows: a dict of arrays `[len(indices), ...]`, by columns.
 
         Raises:
             ValueError: as `columns_of`.
@@ -63,7 +67,6 @@ class ParquetRows(StoredRows):
             Defaults to `None`, all of them.
 
     Raises:
-        ImportError: if pyarrow is not installed.
         ValueError: if a file is none of Parquet, or has no such columns.
 
     Example:
