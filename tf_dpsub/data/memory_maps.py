@@ -102,21 +102,19 @@ class MappedRows:
             distinct, places = np.unique(indices, return_inverse=True)
             return self[distinct][places]
         rows = np.empty((len(indices), self._bytes), np.uint8)
+        numbers, row_bytes = indices.tolist(), self._bytes
+        view = memoryview(rows.reshape(-1))
         for begin, end in self._runs(indices):
-            first = int(indices[begin])
+            first = numbers[begin]
             if end == begin + 1:
-                self._read(rows[begin], first)
+                start = begin * row_bytes
+                self._read(view[start : start + row_bytes], first)
                 continue
-            last = int(indices[end - 1])
-            block = np.empty(
-                (last - first) * self._pitch + self._bytes, np.uint8
-            )
-            self._read(block, first)
+            count = numbers[end - 1] - first + 1
+            block = np.empty((count - 1) * self._pitch + row_bytes, np.uint8)
+            self._read(memoryview(block), first)
             together = np.ndarray(
-                (last - first + 1, self._bytes),
-                np.uint8,
-                block,
-                strides=(self._pitch, 1),
+                (count, row_bytes), np.uint8, block, strides=(self._pitch, 1)
             )
             rows[begin:end] = together[indices[begin:end] - first]
         return rows.view(self._dtype).reshape(-1, *self._shape)
@@ -141,6 +139,7 @@ class MappedRows:
         splits = (np.flatnonzero(gaps >= _PAGE) + 1).tolist()
         most = max(1, _LARGEST_READ // self._pitch)
         for begin, end in zip([0, *splits], [*splits, len(indices)]):
+            # One row, as nearly always where few are drawn, is quick.
             while end > begin + 1 and indices[end - 1] - indices[begin] >= most:
                 until = int(np.searchsorted(indices, indices[begin] + most))
                 yield begin, until
@@ -150,8 +149,9 @@ class MappedRows:
 
     def _read(self, buffer, row):
         """Fills a buffer of bytes from a row on."""
-        place, done = self._begin + row * self._pitch, 0
-        while done < len(buffer):
+        place, size = self._begin + row * self._pitch, len(buffer)
+        done = os.preadv(self._file, [buffer], place)
+        while done < size:
             count = os.preadv(self._file, [buffer[done:]], place + done)
             if count == 0:
                 self.require_unchanged()
