@@ -163,7 +163,6 @@ def simulated(cluster, epochs, seed=0):
     target = epochs * cluster.steps_per_epoch
     total, made, losses, done = 0.0, 0, 0, 0
     next_loss = _next_loss(cluster, random)
-    since_checkpoint = 0
     while done < target:
         # Some steps at once: [steps, hosts]
         count = min(cluster.checkpoint_steps, target - done)

@@ -39,7 +39,7 @@ def point(kind, path, rows, columns, batch_size, steps, read_ahead):
         read_ahead: int, as for `PoissonBatches`.
 
     Returns:
-        dict of `seconds`, `steps`, drawn `rows`, `bytes` that were read of the
+        dict of `seconds`, `cpu_seconds` of all threads, `steps`, drawn `rows`, `bytes` that were read of the
         file by calls of the system, `cached` bytes, by which the pages grew
         that the system keeps of files, and `peak_mib` of the process.
     """
@@ -54,7 +54,7 @@ def point(kind, path, rows, columns, batch_size, steps, read_ahead):
     )
     steps = steps or batches.steps_per_epoch
     cached, read = _cached_bytes(), _read_bytes()
-    begin = time.perf_counter()
+    begin, cpu = time.perf_counter(), time.process_time()
     if kind == "draw":
         drawn = _count(batches._draws(0, 1)(np.array([1, 2])), steps, 0)
     elif kind == "read":
@@ -86,6 +86,7 @@ def point(kind, path, rows, columns, batch_size, steps, read_ahead):
         drawn = steps * batch_size
     return {
         "seconds": time.perf_counter() - begin,
+        "cpu_seconds": time.process_time() - cpu,
         "steps": steps,
         "rows": int(drawn),
         "bytes": _read_bytes() - read,
@@ -119,8 +120,9 @@ def _cached_bytes():
 def markdown(results):
     """Table of the measurements."""
     lines = [
-        "| work | steps | rows | s | ms a step | GB read | peak MiB |",
-        "|---|---|---|---|---|---|---|",
+        "| work | steps | rows | s | CPU s | CPU ms a step | GB read "
+        "| GB of pages | peak MiB |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, r in results.items():
         cells = [
@@ -128,8 +130,10 @@ def markdown(results):
             f"{r['steps']:,}",
             f"{r['rows']:,}",
             f"{r['seconds']:.1f}",
-            f"{1000 * r['seconds'] / r['steps']:.1f}",
+            f"{r['cpu_seconds']:.1f}",
+            f"{1000 * r['cpu_seconds'] / r['steps']:.1f}",
             f"{r['bytes'] / 1e9:.2f}",
+            f"{r['cached'] / 1e9:.1f}",
             f"{r['peak_mib']:,.0f}",
         ]
         lines.append(f"| {' | '.join(cells)} |")

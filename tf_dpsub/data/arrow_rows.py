@@ -24,12 +24,20 @@ class TableRows(StoredRows):
     Args:
         table: `pyarrow.Table`; or `datasets.Dataset` of Hugging Face, which is
             read in its own format, or as Arrow where it has none.
+
+    Attributes:
+        are_stored: bool, whether rows are those of the table, and not what the
+            user's function for a format makes of several of them.
     """
 
     def __init__(self, table):
         self._is_arrow = not hasattr(table, "with_format")
-        if not self._is_arrow and table.format["type"] is None:
-            table = table.with_format("arrow")
+        self.are_stored = True
+        if not self._is_arrow:
+            kind = table.format["type"]
+            self.are_stored = kind != "custom"
+            if kind is None:
+                table = table.with_format("arrow")
         self._table = table
 
     def __len__(self):

@@ -216,7 +216,7 @@ def _check_lengths(path, lengths, checks, place):
 
 
 def _masked_crc32c(data):
-    """Checksums of TFRecord files, uint32 `[rows]`, of bytes `[rows, count]`."""
+    """TFRecord checksums, uint32 `[rows]`, of bytes `[rows, count]`."""
     crc = np.full(len(data), 0xFFFFFFFF, np.uint32)
     for byte in data.T:
         crc = _TABLE[(crc ^ byte) & np.uint32(0xFF)] ^ (crc >> np.uint32(8))

@@ -9,6 +9,10 @@ from tf_dpsub.data.stored_rows import StoredRows
 
 # Number of rows that are read both together and alone.
 _COMPARED = 4
+# For the statement.
+_INDEPENDENT = (
+    "that what the source gives for an example depends on that example alone"
+)
 
 
 def as_source(x):
@@ -33,7 +37,10 @@ def as_source(x):
     if isinstance(x, StoredRows):
         return x
     if arrow_rows.is_table(x):
-        return arrow_rows.TableRows(x)
+        rows = arrow_rows.TableRows(x)
+        if rows.are_stored:
+            return rows
+        x = rows
     if not len(x):
         return x
     indices = np.arange(min(2, len(x)))
@@ -45,18 +52,23 @@ def as_source(x):
         except Exception:
             # The source's own error says more.
             raise error from None
-        return _ByLists(x) if hasattr(x, "__getitems__") else _OneByOne(x)
-    _require_independent_rows(x, len(x))
-    return _ByIndices(x)
+        if not hasattr(x, "__getitems__"):
+            return _OneByOne(x)
+        source = _ByLists(x)
+    else:
+        source = _ByIndices(x)
+    _require_independent_rows(source, type(x).__name__)
+    return source
 
 
-def _require_independent_rows(source, count):
+def _require_independent_rows(source, name):
     """Refuses a source whose rows depend on the other rows of a request.
 
     Formal guarantees: none. A few rows are compared, of a source that gives the
     same rows twice; the statement names the assumption.
     """
-    indices = np.unique(np.linspace(0, count - 1, _COMPARED, dtype=np.int64))
+    last = len(source) - 1
+    indices = np.unique(np.linspace(0, last, _COMPARED, dtype=np.int64))
 
     def read(subset):
         parts = keras.tree.flatten(source[subset])
@@ -76,7 +88,7 @@ def _require_independent_rows(source, count):
             raise ValueError(
                 "Expected a source that gives the same row for an index, "
                 f"whatever is read with it, got another one from "
-                f"{type(source).__name__} for {int(indices[k])} alone than "
+                f"{name} for {int(indices[k])} alone than "
                 "among others: an example would change what others "
                 "contribute. Compute statistics beforehand, from public data."
             )
@@ -95,10 +107,7 @@ def _is_close(one, other):
 class _ByIndices:
     """A source that gives the rows of an array of indices."""
 
-    assumptions = (
-        "that what the source gives for an example depends on that example "
-        "alone",
-    )
+    assumptions = (_INDEPENDENT,)
 
     def __init__(self, source):
         self._source = source
@@ -122,7 +131,9 @@ def _as_array(part):
 
 
 class _ByLists:
-    """A data set that gives a list of rows, as those of ArrayRecord files do."""
+    """A data set that gives lists of rows, as those of ArrayRecord do."""
+
+    assumptions = (_INDEPENDENT,)
 
     def __init__(self, rows):
         self._rows = rows
