@@ -39,9 +39,10 @@ def point(kind, path, rows, columns, batch_size, steps, read_ahead):
         read_ahead: int, as for `PoissonBatches`.
 
     Returns:
-        dict of `seconds`, `cpu_seconds` of all threads, `steps`, drawn `rows`, `bytes` that were read of the
-        file by calls of the system, `cached` bytes, by which the pages grew
-        that the system keeps of files, and `peak_mib` of the process.
+        dict of `seconds`, `cpu_seconds` of all threads, `steps`, drawn `rows`,
+        `bytes` that were read of the file by calls of the system, `cached`
+        bytes, by which the pages grew that the system keeps of files, and
+        `peak_mib` of the process.
     """
     import keras
 

@@ -249,11 +249,8 @@ def all_trained(kind):
         name: trained(strategy, name, evaluates=name == "DP-SGD")
         for name in MECHANISMS
     }
-<<<<<<< HEAD
     results |= {name: drawn(strategy, name) for name in DRAWN}
-=======
     results["own examples"] = trained(strategy, "DP-SGD", has_own=True)
->>>>>>> d101b28 (Pages, tables and tests of data beyond memory, in progress)
     results["in blocks"] = trained(strategy, "DP-SGD", together=2)
     results["with noise"] = trained(
         strategy, "DP-SGD", noise=50.0, seed=None, epochs=1
