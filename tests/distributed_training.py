@@ -98,6 +98,7 @@ def trained(
     epochs=EPOCHS,
     together=1,
     evaluates=False,
+    has_own=False,
 ):
     """Results of a run in which every example is in every batch.
 
@@ -109,6 +110,8 @@ def trained(
         epochs: int, of one step each.
         together: int, steps per execution.
         evaluates: bool, whether it evaluates and predicts, too.
+        has_own: bool, whether each host has examples of its own, of unequal
+            number.
 
     Returns:
         dict that JSON can hold.
@@ -146,8 +149,11 @@ def trained(
         )
     before = _flat(plain)
     validation = {"validation_data": (X, Y)} if evaluates else {}
+    data = (x, y)
+    if has_own:
+        data = (_own_batches(strategy, batch_size),)
     history = model.fit(
-        x, y, epochs=epochs, steps_per_epoch=1, verbose=0, **validation
+        *data, epochs=epochs, steps_per_epoch=1, verbose=0, **validation
     ).history
     results = {
         "change": (_flat(plain) - before).tolist(),
@@ -219,6 +225,17 @@ def drawn(strategy, name):
     }
 
 
+def _own_batches(strategy, batch_size):
+    """Batches of the examples that one of two workers has, or of all."""
+    rows = slice(None)
+    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        task = strategy.cluster_resolver.task_id
+        rows = slice(14, None) if task else slice(14)
+    return tf_dpsub.data.PoissonBatches(
+        X[rows], Y[rows], batch_size=batch_size, total_examples=EXAMPLES
+    )
+
+
 def _flat(model):
     return np.concatenate(
         [np.ravel(v.numpy()) for v in model.trainable_variables]
@@ -233,6 +250,7 @@ def all_trained(kind):
         for name in MECHANISMS
     }
     results |= {name: drawn(strategy, name) for name in DRAWN}
+    results["own examples"] = trained(strategy, "DP-SGD", has_own=True)
     results["in blocks"] = trained(strategy, "DP-SGD", together=2)
     results["with noise"] = trained(
         strategy, "DP-SGD", noise=50.0, seed=None, epochs=1

@@ -70,7 +70,7 @@ def _several(request):
     return results[0] if isinstance(results, list) else results
 
 
-@pytest.mark.parametrize("name", [*MECHANISMS, "in blocks"])
+@pytest.mark.parametrize("name", [*MECHANISMS, "in blocks", "own examples"])
 def test_train_as_one(name, one, several):
     """Every example is drawn (q = 1): sums over replicas are those of one."""
     alone, together = one[name], several[name]

@@ -64,7 +64,7 @@ class OncePerEpoch(poisson_batches.PoissonBatches):
         }
 
     def _draws(self, index, replicas):
-        shard_examples = len(range(index, self.examples, replicas))
+        shard_examples = len(range(index, self.own_examples, replicas))
         steps = self.steps_per_epoch
 
         def draws(key):

@@ -45,7 +45,8 @@ class PersonBatches(PoissonBatches):
     Raises:
         ValueError: if there is not an id for each row, if ids are missing or
             of another kind, if the batch size is above the number of persons,
-            if the rows have rates of their own, or if `rows_per_step` is no
+            if the rows have rates of their own, if other hosts hold further
+            rows, or if `rows_per_step` is no
             positive int.
     """
 
@@ -58,6 +59,11 @@ class PersonBatches(PoissonBatches):
                 "Expected person_ids or sampling_rates, got both: persons are "
                 "drawn alike. Leave one of them out."
             )
+        if batches.is_part:
+            raise ValueError(
+                "Expected person_ids or total_examples, got both: a person may "
+                "have rows at several hosts. Give all rows to every host."
+            )
         persons = PersonRows.of(person_ids, batches.examples, batches.seed)
         # Draws, rows and `map` are those of the batches.
         vars(self).update(vars(batches))
@@ -68,6 +74,7 @@ class PersonBatches(PoissonBatches):
             f"that a step takes at most {rows_per_step} rows of a person",
         )
         self._set_size(persons.persons, batches.batch_size)
+        self.own_examples = persons.persons
         with tf.device("CPU"):
             self._order = tf.constant(persons.order)
             self._starts = tf.constant(persons.starts)

@@ -5,7 +5,6 @@ import copy
 import itertools
 import math
 import secrets
-import weakref
 from collections.abc import Callable
 
 import keras
@@ -13,12 +12,25 @@ import numpy as np
 import tensorflow as tf
 from scipy import stats
 
-from tf_dpsub.checks import check_count, check_seed, is_int
-from tf_dpsub.data import row_maps, row_rates, row_sources
+from tf_dpsub.checks import (
+    check_count,
+    check_nonnegative,
+    check_seed,
+    is_int,
+)
+from tf_dpsub.data import (
+    arrow_rows,
+    row_gathers,
+    row_maps,
+    row_rates,
+    row_sources,
+)
 
 # Probability that a draw needs more rows than the capacity. Such a draw is
 # padded to a multiple of it: this number steers speed and memory only.
 _TAIL = 1e-12
+# For the statement, where hosts hold examples of their own.
+_ONE_HOST = "that every example is at one host alone"
 # Of the rule that splits examples into groups: a public constant.
 _SEED_OF_GROUPS = 0
 
@@ -60,10 +72,14 @@ class PoissonBatches:
             `__getitem__(indices)`, which takes ascending, distinct indices
             (`np.ndarray` of int64) and returns the batch of these examples
             as `x`, `(x, y)` or `(x, y, sample_weight)`. Where it takes no
-            array, it is asked for one row at a time, by an int. A
-            `tf.data.Dataset` of rows is one too, if TensorFlow can read it by
-            index; and a `keras.utils.PyDataset`, of which each batch is read
-            that holds a drawn row, and no method called at the end of epochs.
+            array, it is asked for a list of rows by `__getitems__`, or for one
+            at a time, by an int: as the sources of TensorFlow Datasets, of
+            ArrayRecord files and of PyTorch take them. A `tf.data.Dataset` of
+            rows is one too, if TensorFlow can read it by index; a
+            `keras.utils.PyDataset`, of which each batch is read that holds a
+            drawn row, and no method called at the end of epochs; a
+            `pyarrow.Table`, as of a memory map; and a `datasets.Dataset` of
+            Hugging Face. The last two give dicts of their columns.
         y: targets, a structure of arrays, or `None`. Must be `None` if `x` is
             a source. Defaults to `None`.
         sample_weight: weights, a structure of arrays, or `None`. Must be
@@ -81,13 +97,21 @@ class PoissonBatches:
             of each, or `None` for `batch_size / n`. Their sum should be about
             `batch_size`, by which sums of gradients are divided still. Defaults
             to `None`.
+        total_examples: int, the number of examples at all hosts together, if
+            `x` are those of this host alone, or `None`. `batch_size` and `n`
+            then are those of all hosts, and every host draws from its own
+            examples with its own key. Defaults to `None`, all are here.
+        read_ahead: int, how many batches are read at the same time, while
+            steps are made. With more than one, a source is asked by several
+            threads. Defaults to `1`.
         seed: int or `None`. Fixes the draws, for experiments: two objects
             with the same seed draw the same batches. Each further iteration
             over the same object draws new ones. Defaults to `None`, fresh
             entropy of the operating system.
 
     Attributes:
-        examples: int, the number of examples `n`.
+        examples: int, the number of examples `n`, at all hosts.
+        own_examples: int, the number of those at this host.
         batch_size: int, the expected number of examples in a batch.
         sampling_rate: float, `q = batch_size / n`.
         largest_rate: float, the largest of `sampling_rates`, or `None`.
@@ -108,7 +132,9 @@ class PoissonBatches:
             the number of examples, if `y` or `sample_weight` is given with a
             source, if `map` keeps a state, draws without a seed or returns
             tensors of unknown shape, if `sampling_rates` are not one
-            probability for each example, or if `seed` is not a non-negative
+            probability for each example, if they are given with
+            `total_examples`, if there are more examples here than in total, if
+            `read_ahead` is no positive int, or if `seed` is not a non-negative
             int.
 
     Example:
@@ -153,6 +179,8 @@ class PoissonBatches:
         batch_size: int,
         map: Callable | None = None,
         sampling_rates=None,
+        total_examples: int | None = None,
+        read_ahead: int = 1,
         seed: int | None = None,
     ):
         self._targets = None
@@ -165,18 +193,24 @@ class PoissonBatches:
                     "(x, y) or (x, y, sample_weight)."
                 )
             x = row_sources.as_source(x)
-            self.examples = len(x)
+            self.own_examples = len(x)
             self.inputs = None
-            read = _source_reader(x)
-            self.comparable_inputs = _chunks(read, self.examples)
+            reader = row_gathers.SourceReader(x, _named_parts)
+            self.comparable_inputs = reader.inputs_in_chunks
         else:
             parts = _named_parts(x, y, sample_weight)
             self._targets = {"y": parts.get("y"), "w": parts.get("w")}
             arrays = {k: _checked_arrays(k, v) for k, v in parts.items()}
-            self.examples = _common_length(arrays)
+            self.own_examples = _common_length(arrays)
             self.inputs = self.comparable_inputs = arrays["x"]
-            read = _memory_map_reader(arrays)
-        self._set_size(self.examples, batch_size)
+            reader = row_gathers.MemoryMapReader.of(arrays)
+        self._total_examples = total_examples
+        check_count("read_ahead", read_ahead)
+        self._read_ahead = int(read_ahead)
+        self._set_size(
+            _checked_total(total_examples, self.own_examples, sampling_rates),
+            batch_size,
+        )
         self.largest_rate: float | None = None
         self._rates = None
         if sampling_rates is not None:
@@ -189,12 +223,17 @@ class PoissonBatches:
         check_seed(seed)
         self.seed = seed
         self._iterators: dict = collections.defaultdict(itertools.count)
+        self._reader = reader
         self._gather = (
-            _tensor_gather(arrays) if read is None else _numpy_gather(read)
+            row_gathers.of_tensors(arrays)
+            if reader is None
+            else row_gathers.of_reader(reader)
         )
         self.assumptions = getattr(x, "assumptions", ())
         if self._rates is not None:
             self.assumptions = (*self.assumptions, row_rates.ASSUMPTION)
+        if self.is_part:
+            self.assumptions = (*self.assumptions, _ONE_HOST)
         self._map, self.map_may_draw = None, False
         self._views_given: int | None = None
         if map is not None:
@@ -210,6 +249,21 @@ class PoissonBatches:
             "unit": self.unit,
             "largest_rate": self.largest_rate,
         }
+
+    @property
+    def is_part(self) -> bool:
+        """Whether other hosts hold examples of their own."""
+        return self._total_examples is not None
+
+    def require_unchanged(self):
+        """Refuses data that are not as they were when the batches were made.
+
+        Raises:
+            ValueError: if a source has another number of rows, or if a file of
+                rows was changed.
+        """
+        if self._reader is not None:
+            self._reader.require_unchanged()
 
     @property
     def holds_arrays(self) -> bool:
@@ -289,6 +343,12 @@ class PoissonBatches:
                 than one are to be drawn from otherwise than with one rate.
         """
         check_count("groups", groups)
+        if groups > 1 and self.is_part:
+            raise ValueError(
+                f"Expected one group, got {groups} (`bands` of the optimizer), "
+                "with total_examples: groups are made of all examples. Take "
+                "bands=1, or give all examples to every host."
+            )
         if groups > 1 and (
             self.largest_rate is not None or self.sampling != "poisson"
         ):
@@ -338,7 +398,7 @@ class PoissonBatches:
             parts = self._map(self._gather(indices), indices, key, views)
             return with_views(parts, tf.size(indices), views)
 
-        indices = tf.data.Dataset.range(self.examples).batch(rows)
+        indices = tf.data.Dataset.range(self.own_examples).batch(rows)
         # A part of the data, not a constant of the function.
         keys = tf.data.Dataset.from_tensors(key).repeat()
         yield from (
@@ -377,11 +437,14 @@ class PoissonBatches:
             sample_weight,
             batch_size=self.batch_size,
             sampling_rates=self._rates,
+            total_examples=self._total_examples,
+            read_ahead=self._read_ahead,
             seed=self.seed,
         )
-        if batches.examples != self.examples:
+        if batches.own_examples != self.own_examples:
             raise ValueError(
-                f"Expected {self.examples} inputs, got {batches.examples}."
+                f"Expected {self.own_examples} inputs, got "
+                f"{batches.own_examples}."
             )
         batches._iterators = self._iterators
         return batches.in_groups(self.groups)
@@ -414,7 +477,14 @@ class PoissonBatches:
         rows = max(self._quantile(replicas, rate), 1)
         return math.ceil(rows / multiple_of) * multiple_of
 
-    def dataset(self, *, multiple_of: int = 1, shard=(0, 1), views: int = 1):
+    def dataset(
+        self,
+        *,
+        multiple_of: int = 1,
+        shard=(0, 1),
+        views: int = 1,
+        host: int = 0,
+    ):
         """Builds the infinite `tf.data.Dataset` of batches.
 
         Every element is a dict: `"x"`; `"y"` and `"w"` (float32) if there are
@@ -435,17 +505,21 @@ class PoissonBatches:
                 their own. With more than one, all parts but `"real"` are
                 `[rows, views, ...]`; without a `map`, whose views would be
                 equal, `[rows, 1, ...]`. Defaults to `1`.
+            host: int, the number of this host, where each has examples of its
+                own and `shard` is one of these: with a `seed`, hosts draw
+                differently. Defaults to `0`.
 
         Returns:
             A `tf.data.Dataset`. The number of rows is `None` in its element
             spec; all other dimensions are static.
 
         Raises:
-            ValueError: if `multiple_of` or `views` is not a positive int, or
-                unless `0 <= r < replicas`.
+            ValueError: if `multiple_of` or `views` is not a positive int, if
+                `host` is no int from 0 on, or unless `0 <= r < replicas`.
         """
         index, replicas = shard
         check_count("views", views)
+        check_nonnegative("host", host)
         capacity = self.capacity(multiple_of, replicas)
         if not (is_int(index) and 0 <= index < replicas):
             raise ValueError(
@@ -489,7 +563,10 @@ class PoissonBatches:
         infinite = tf.data.experimental.assert_cardinality(
             tf.data.INFINITE_CARDINALITY
         )
-        batches = self._keys(index, replicas).flat_map(indices).map(batch)
+        # Those of several threads come in the order of their steps, too.
+        threads = self._read_ahead if self._read_ahead > 1 else None
+        batches = self._keys(index, replicas, host).flat_map(indices)
+        batches = batches.map(batch, num_parallel_calls=threads)
         return batches.apply(infinite).prefetch(2)
 
     def _drawn_parts(self, indices, key, views):
@@ -531,7 +608,7 @@ class PoissonBatches:
         chunk = self._quantile(replicas, rate) + 1
         if self.groups > 1:
             return self._draws_of_groups(index, replicas, chunk)
-        shard_examples = len(range(index, self.examples, replicas))
+        shard_examples = len(range(index, self.own_examples, replicas))
         shares = None
         if self._rates is not None:
             with tf.device("CPU"):
@@ -576,7 +653,7 @@ class PoissonBatches:
 
         return draws
 
-    def _keys(self, index, replicas):
+    def _keys(self, index, replicas, host):
         """Dataset of one element: a new key for each iteration over it.
 
         Python is called for the key only. A Python generator of the draws is
@@ -587,9 +664,12 @@ class PoissonBatches:
         # TensorFlow keeps the function forever: it must not hold the data.
         seed, iterators = self.seed, self._iterators
 
+        # The first host draws as one alone does.
+        place = (index, replicas, host) if host else (index, replicas)
+
         def fresh_key():
-            iterator = next(iterators[index, replicas])
-            return _fresh_key(seed, (index, replicas, iterator), numbers)
+            iterator = next(iterators[place])
+            return _fresh_key(seed, (*place, iterator), numbers)
 
         @tf.autograph.experimental.do_not_convert
         def key(_):
@@ -600,7 +680,7 @@ class PoissonBatches:
         return tf.data.Dataset.range(1).map(key)
 
     def _quantile(self, replicas, rate):
-        group_examples = math.ceil(self.examples / self.groups)
+        group_examples = math.ceil(self.own_examples / self.groups)
         shard_examples = math.ceil(group_examples / replicas)
         return int(stats.binom.isf(_TAIL, shard_examples, rate * self.groups))
 
@@ -645,6 +725,25 @@ def step_key(key, step):
     return tf.random.stateless_uniform([2], seed, None, None, tf.int64)
 
 
+def _checked_total(total_examples, own_examples, sampling_rates):
+    """The number of examples at all hosts."""
+    if total_examples is None:
+        return own_examples
+    check_count("total_examples", total_examples)
+    if total_examples < own_examples:
+        raise ValueError(
+            f"Expected total_examples >= {own_examples}, the number of "
+            f"examples of this host alone, got {total_examples}. It is their "
+            "number at all hosts together."
+        )
+    if sampling_rates is not None:
+        raise ValueError(
+            "Expected no sampling_rates with total_examples, got both: no host "
+            "knows the rates of all examples. Leave one of them out."
+        )
+    return int(total_examples)
+
+
 def _checked_batch_size(batch_size, examples, unit):
     if examples < 1:
         raise ValueError("Expected at least one example, got empty data.")
@@ -666,19 +765,13 @@ def _is_array(value):
 def _is_source(x):
     if isinstance(x, (keras.utils.PyDataset, tf.data.Dataset)):
         return True
+    if arrow_rows.is_table(x):
+        return True
     if isinstance(x, (str, bytes)) or _is_array(x) or tf.is_tensor(x):
         return False
     if keras.tree.is_nested(x):
         return False
     return hasattr(x, "__len__") and hasattr(x, "__getitem__")
-
-
-def _is_memory_map(array):
-    while array is not None:
-        if isinstance(array, np.memmap):
-            return True
-        array = getattr(array, "base", None)
-    return False
 
 
 def _named_parts(x, y, sample_weight):
@@ -722,95 +815,6 @@ def _common_length(parts):
             f"examples, got lengths {lengths}."
         )
     return distinct.pop()
-
-
-def _source_reader(source):
-    return lambda indices: _named_parts(
-        *keras.utils.unpack_x_y_sample_weight(source[indices])
-    )
-
-
-def _chunks(read, examples):
-    """Function of a number of rows that reads all inputs in such chunks."""
-    return lambda rows: (
-        read(np.arange(start, min(start + rows, examples)))["x"]
-        for start in range(0, examples, rows)
-    )
-
-
-def _memory_map_reader(arrays):
-    if not any(map(_is_memory_map, keras.tree.flatten(arrays))):
-        return None
-    arrays = keras.tree.map_structure(np.asarray, arrays)
-    return lambda indices: keras.tree.map_structure(
-        lambda array: array[indices], arrays
-    )
-
-
-def _tensor_gather(arrays):
-    # On the host: the data set need not fit into an accelerator's memory.
-    with tf.device("CPU"):
-        tensors = keras.tree.map_structure(tf.convert_to_tensor, arrays)
-    return lambda indices: keras.tree.map_structure(
-        lambda tensor: tf.gather(tensor, indices), tensors
-    )
-
-
-def _numpy_gather(read):
-    first = keras.tree.map_structure(np.asarray, read(np.zeros([1], np.int64)))
-    row_specs = [_row_spec(rows) for rows in keras.tree.flatten(first)]
-
-    def read_leaves(indices):
-        if len(indices) == 0:
-            return [
-                np.zeros((0, *shape), dtype.as_numpy_dtype)
-                for shape, dtype in row_specs
-            ]
-        leaves = [
-            np.asarray(rows) for rows in keras.tree.flatten(read(indices))
-        ]
-        shapes = [(rows.shape, tf.as_dtype(rows.dtype)) for rows in leaves]
-        expected = [
-            ((len(indices), *shape), dtype) for shape, dtype in row_specs
-        ]
-        if shapes != expected:
-            raise ValueError(
-                f"Expected arrays {expected} (shape, dtype) for {len(indices)} "
-                f"indices, got {shapes} from the source. Every example must "
-                "have the shapes and dtypes of the first one."
-            )
-        return leaves
-
-    def gather(indices):
-        leaves = tf.numpy_function(
-            _held_weakly(read_leaves),
-            [indices],
-            [dtype for _, dtype in row_specs],
-        )
-        for leaf, (shape, _) in zip(leaves, row_specs, strict=True):
-            leaf.set_shape([None, *shape])
-        return keras.tree.pack_sequence_as(first, leaves)
-
-    return gather
-
-
-def _held_weakly(function):
-    """Wraps a function for TensorFlow, which keeps the wrapper forever.
-
-    The dataset holds the function itself, with all data, as long as it is
-    needed.
-    """
-    reference = weakref.ref(function)
-    return lambda *arguments: reference()(*arguments)
-
-
-def _row_spec(rows):
-    if rows.shape[:1] != (1,):
-        raise ValueError(
-            "Expected the source to return arrays with one row for each "
-            f"index, got shape {rows.shape} for one index."
-        )
-    return rows.shape[1:], tf.as_dtype(rows.dtype)
 
 
 def with_views(parts, rows, views):

@@ -4,17 +4,25 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_dpsub.data import arrow_rows
+from tf_dpsub.data.stored_rows import StoredRows
+
 # Number of rows that are read both together and alone.
 _COMPARED = 4
+# For the statement.
+_INDEPENDENT = (
+    "that what the source gives for an example depends on that example alone"
+)
 
 
 def as_source(x):
     """Wraps data as a source from which `PoissonBatches` reads rows.
 
     Args:
-        x: `keras.utils.PyDataset`; a `tf.data.Dataset` of rows; or an object
-            with `__len__` and `__getitem__` of one index or of an array of
-            indices.
+        x: `keras.utils.PyDataset`; a `tf.data.Dataset` of rows; a
+            `pyarrow.Table`; a `datasets.Dataset`; or an object with `__len__`
+            and `__getitem__` of one index or of an array of indices, or
+            `__getitems__` of a list of them.
 
     Returns:
         An object with `__len__` and `__getitem__` of an array of indices.
@@ -26,6 +34,13 @@ def as_source(x):
         return _RowsOfBatches(x)
     if isinstance(x, tf.data.Dataset):
         return _RowsOfDataset(x)
+    if isinstance(x, StoredRows):
+        return x
+    if arrow_rows.is_table(x):
+        rows = arrow_rows.TableRows(x)
+        if rows.are_stored:
+            return rows
+        x = rows
     if not len(x):
         return x
     indices = np.arange(min(2, len(x)))
@@ -37,18 +52,23 @@ def as_source(x):
         except Exception:
             # The source's own error says more.
             raise error from None
-        return _OneByOne(x)
-    _require_independent_rows(x, len(x))
-    return _ByIndices(x)
+        if not hasattr(x, "__getitems__"):
+            return _OneByOne(x)
+        source = _ByLists(x)
+    else:
+        source = _ByIndices(x)
+    _require_independent_rows(source, type(x).__name__)
+    return source
 
 
-def _require_independent_rows(source, count):
+def _require_independent_rows(source, name):
     """Refuses a source whose rows depend on the other rows of a request.
 
     Formal guarantees: none. A few rows are compared, of a source that gives the
     same rows twice; the statement names the assumption.
     """
-    indices = np.unique(np.linspace(0, count - 1, _COMPARED, dtype=np.int64))
+    last = len(source) - 1
+    indices = np.unique(np.linspace(0, last, _COMPARED, dtype=np.int64))
 
     def read(subset):
         parts = keras.tree.flatten(source[subset])
@@ -68,7 +88,7 @@ def _require_independent_rows(source, count):
             raise ValueError(
                 "Expected a source that gives the same row for an index, "
                 f"whatever is read with it, got another one from "
-                f"{type(source).__name__} for {int(indices[k])} alone than "
+                f"{name} for {int(indices[k])} alone than "
                 "among others: an example would change what others "
                 "contribute. Compute statistics beforehand, from public data."
             )
@@ -87,10 +107,7 @@ def _is_close(one, other):
 class _ByIndices:
     """A source that gives the rows of an array of indices."""
 
-    assumptions = (
-        "that what the source gives for an example depends on that example "
-        "alone",
-    )
+    assumptions = (_INDEPENDENT,)
 
     def __init__(self, source):
         self._source = source
@@ -104,8 +121,34 @@ class _ByIndices:
 
 def _stacked(rows):
     return keras.tree.map_structure(
-        lambda *parts: np.stack([np.asarray(part) for part in parts]), *rows
+        lambda *parts: np.stack([_as_array(part) for part in parts]), *rows
     )
+
+
+def _as_array(part):
+    # NumPy's own type of bytes drops zeros at their end.
+    return np.asarray(part, object if isinstance(part, bytes) else None)
+
+
+class _ByLists:
+    """A data set that gives lists of rows, as those of ArrayRecord do."""
+
+    assumptions = (_INDEPENDENT,)
+
+    def __init__(self, rows):
+        self._rows = rows
+
+    def __len__(self):
+        return len(self._rows)
+
+    def __getitem__(self, indices):
+        rows = self._rows.__getitems__([int(i) for i in indices])
+        if len(rows) != len(indices):
+            raise ValueError(
+                f"Expected a row for each of {len(indices)} indices of "
+                f"{type(self._rows).__name__}.__getitems__, got {len(rows)}."
+            )
+        return _stacked(rows)
 
 
 class _OneByOne:

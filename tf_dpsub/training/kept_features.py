@@ -121,7 +121,7 @@ class KeptFeatures:
         Raises:
             ValueError: as `of`.
         """
-        shape = (batches.examples, views)
+        shape = (batches.own_examples, views)
         kept: list = []
         first, targets = 0, []
         for parts in batches.views_drawn_once(views, max(1, _CHUNK // views)):

@@ -56,6 +56,7 @@ def planned(
         beside,
     )
     workers.require_same_training(model, batches, epochs, initial_epoch)
+    workers.require_all_examples(model.distribute_strategy, batches.poisson)
     stated = requirements.stated(
         model,
         batches.inputs,
@@ -74,4 +75,9 @@ def planned(
         inputs=batches.inputs,
         beside=beside,
         releasing=released_metrics.releasing_among(all_callbacks),
+        require_unchanged=(
+            None
+            if batches.poisson is None
+            else batches.poisson.require_unchanged
+        ),
     )

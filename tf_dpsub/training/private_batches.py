@@ -398,12 +398,17 @@ def _distributed(model, poisson, views):
 
     def shards_of(context):
         count = replicas // context.num_input_pipelines
-        first = context.input_pipeline_id * count
+        host = context.input_pipeline_id
+        if poisson.is_part:
+            # Each replica has a part of the examples of its host.
+            places = [((r, count), host) for r in range(count)]
+        else:
+            places = [((host * count + r, replicas), 0) for r in range(count)]
         shards = [
             poisson.dataset(
-                multiple_of=multiple, shard=(r, replicas), views=views
+                multiple_of=multiple, shard=shard, views=views, host=of_host
             )
-            for r in range(first, first + count)
+            for shard, of_host in places
         ]
         # The replicas of a worker take elements in turn.
         choice = tf.data.Dataset.range(count).repeat()

@@ -26,6 +26,9 @@ class Run:
             will release. Defaults to nothing.
         releasing: sequence of `released_metrics.ReleasedMetrics`, these
             callbacks. Defaults to none.
+        require_unchanged: function that is called before each block of steps is
+            charged, and raises where the data are not those that the entry
+            describes. Defaults to `None`.
 
     Attributes:
         entry: as given, and what was stated since by `leave_uncovered`.
@@ -53,8 +56,10 @@ class Run:
         inputs=None,
         beside=(),
         releasing=(),
+        require_unchanged: Callable | None = None,
     ):
         self.entry = entry
+        self._require_unchanged = require_unchanged
         self.steps_per_epoch = steps_per_epoch
         self.last_epoch = last_epoch
         self.first_epoch = first_epoch
@@ -148,7 +153,12 @@ class Run:
 
         With bands, batches of an iterator come from one group after the other,
         and share noise: a new one begins an entry, and the noise anew.
+
+        Raises:
+            ValueError: if the data have changed: nothing more is charged.
         """
+        if self._require_unchanged is not None:
+            self._require_unchanged()
         if self.entry.bands > 1 and iterator is not self._iterator:
             if self._iterator is not None:
                 # Budgets were looked at for the cycles of the first.

@@ -123,8 +123,43 @@ def require_same_training(model, batches, epochs: int, initial_epoch: int):
     )
 
 
+def require_all_examples(strategy, poisson):
+    """Refuses hosts that together hold other than all examples.
+
+    Args:
+        strategy: `tf.distribute.Strategy`.
+        poisson: `data.PoissonBatches` of the run, or None.
+
+    Raises:
+        ValueError: in all workers, if examples of all hosts do not add up to
+            the number by which the sampling rate is computed.
+        ConnectionError: if a worker is lost.
+    """
+    if poisson is None or not poisson.is_part:
+        return
+    examples = poisson.own_examples
+    if is_one_of_several(strategy):
+        resolver = strategy.cluster_resolver
+        own = np.array([resolver.task_id, examples], np.int64)
+        try:
+            everywhere = _gathered(strategy, own)  # [replicas, 2]
+        except LOST_WORKER as error:
+            raise lost(error) from error
+        # Replicas of a host send the same.
+        examples = sum(dict(everywhere.tolist()).values())
+    if examples != poisson.examples:
+        raise ValueError(
+            f"Expected total_examples={examples}, the sum of all hosts, got "
+            f"{poisson.examples}. Nothing was trained. Count the examples of "
+            "each host, give the sum to all of them, and start a worker on "
+            "each."
+        )
+
+
 def _compared_inputs(batches):
     """Inputs that all workers have alike: raw ones, not their features."""
+    if batches.poisson is not None and batches.poisson.is_part:
+        return None
     inputs = batches.raw_inputs
     if batches.poisson is not None and inputs is None:
         inputs = batches.poisson.inputs
