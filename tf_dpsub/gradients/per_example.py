@@ -5,7 +5,8 @@ import abc
 import keras
 import tensorflow as tf
 
-from tf_dpsub.gradients.rows import combine_rows
+from tf_dpsub.gradients.matrices import KernelMatrix
+from tf_dpsub.gradients.rows import combine_rows, scale_rows
 
 # PRIVACY: a squared norm is computed with a relative error far below this
 # share of the squared sum of magnitudes that went into it.
@@ -81,21 +82,46 @@ class PerExampleGradients(abc.ABC):
             Float32 tensor of shape `[batch, *variable.shape]`.
         """
 
-    def outer_terms(self, variable, inputs: int):
-        """Terms of rows that are known as sums of a few outer products.
+    def two_sided_products(self, variable, matrix: KernelMatrix, left, right):
+        """`left^T G_i right`, with row i of a variable as a matrix `G_i`.
 
-        With its numbers in order as a matrix `[inputs, outputs]`, row i of the
-        variable is `sum over t of a[i, t] outer b[i, t]`.
+        Rows that are known as sums of outer products are not formed.
 
         Args:
             variable: one of `variables`.
-            inputs: int, of which its size is a multiple.
+            matrix: `KernelMatrix`, how it is one.
+            left: float32 tensor of shape `[inputs, r]`.
+            right: float32 tensor of shape `[outputs, s]`.
 
         Returns:
-            Float32 tensors a `[batch, t, inputs]` and b `[batch, t, outputs]`;
-            None where rows are not kept so.
+            Float32 tensor of shape `[batch, r, s]`.
         """
-        return None
+        rows = matrix.matrices(self.rows(variable))
+        products = tf.einsum("npd,ds->nps", rows, right)
+        return tf.einsum("nps,pr->nrs", products, left)
+
+    def second_moment_products(
+        self, variable, matrix: KernelMatrix, left, right, weights
+    ) -> list:
+        """`M left` and `N right`, of the second moments M and N of `G_i`.
+
+        `M` is the sum of `weights[i] * G_i G_i^T`, and `N` that of
+        `weights[i] * G_i^T G_i`.
+
+        Args:
+            variable, matrix, left, right: as for `two_sided_products`.
+            weights: float32 tensor of shape `[batch]`.
+
+        Returns:
+            List of two float32 tensors, of the shapes of `left` and `right`.
+        """
+        rows = matrix.matrices(self.rows(variable))
+        by_left = tf.einsum("npd,pr->ndr", rows, left)
+        by_right = tf.einsum("npd,ds->nps", rows, right)
+        return [
+            tf.einsum("npd,ndr->pr", rows, scale_rows(weights, by_left)),
+            tf.einsum("npd,nps->ds", rows, scale_rows(weights, by_right)),
+        ]
 
     @abc.abstractmethod
     def weighted_sum(self, c, variables: list | None = None) -> list:

@@ -13,9 +13,10 @@ import tensorflow as tf
 from keras import ops
 
 from tf_dpsub.checks import check_count
+from tf_dpsub.gradients.matrices import KernelMatrix
 
 
-class Carriers:
+class Carriers(KernelMatrix):
     """Two matrices L, R through which the gradient of a kernel W is learned.
 
     With W as a matrix `[inputs, outputs]`, L is `[inputs, rank]` and R is
@@ -36,37 +37,10 @@ class Carriers:
     """
 
     def __init__(self, kernel, rank: int, order: tuple, split: int):
+        super().__init__(kernel.shape, order, split)
         self.kernel, self.rank = kernel, rank
-        self._order = tuple(order)
-        shape = [kernel.shape[axis] for axis in self._order]
-        self._shape = tuple(shape)
-        self.left = _variable([*shape[:split], rank], kernel)
-        self.right = _variable([rank, *shape[split:]], kernel)
-        self.inputs = math.prod(shape[:split])
-        self.outputs = math.prod(shape[split:])
-
-    def matrix(self, tensor):
-        """A tensor of the kernel's shape, as a matrix `[inputs, outputs]`."""
-        return tf.reshape(
-            tf.transpose(tensor, self._order), [self.inputs, self.outputs]
-        )
-
-    @property
-    def keeps_order(self) -> bool:
-        """Whether the matrix has the numbers of the kernel in their order."""
-        return self._order == tuple(sorted(self._order))
-
-    def matrices(self, rows):
-        """Rows `[batch, *shape of the kernel]`, `[batch, inputs, outputs]`."""
-        order = [0, *(axis + 1 for axis in self._order)]
-        return tf.reshape(
-            tf.transpose(rows, order), [-1, self.inputs, self.outputs]
-        )
-
-    def like_kernel(self, matrix):
-        """A matrix `[inputs, outputs]`, in the kernel's shape."""
-        inverse = [self._order.index(axis) for axis in range(len(self._order))]
-        return tf.transpose(tf.reshape(matrix, self._shape), inverse)
+        self.left = _variable([*self._shape[:split], rank], kernel)
+        self.right = _variable([rank, *self._shape[split:]], kernel)
 
     def assign(self, left, right):
         """Sets both, from matrices `[inputs, rank]` and `[rank, outputs]`."""

@@ -5,7 +5,6 @@ import math
 import tensorflow as tf
 
 from tf_dpsub.checks import check_count
-from tf_dpsub.gradients.rows import scale_rows
 from tf_dpsub.primitives.public_state import assign_if
 from tf_dpsub.subspaces.carrier_bases import CarrierBases, orthonormal
 from tf_dpsub.subspaces.public_examples import PublicExamples
@@ -178,7 +177,9 @@ class PublicCarrierBases(CarrierBases):
             for c, pair, total in zip(self._own, pairs, totals):
                 # Rows of one kernel after those of another.
                 with tf.control_dependencies(sums[-1] if sums else []):
-                    moments = _moments_of(gradients, c, squares, pair)
+                    moments = gradients.second_moment_products(
+                        c.kernel, c, *pair, squares
+                    )
                 sums.append([a + b for a, b in zip(total, moments)])
             return sums
 
@@ -193,50 +194,3 @@ class PublicCarrierBases(CarrierBases):
             "update_every": self.update_every,
             "allow_private": self.allow_private,
         }
-
-
-def _moments_of(gradients, carriers, squares, pair):
-    """The parts of a chunk in sums over all public examples, for one kernel.
-
-    Args:
-        gradients: `tf_dpsub.gradients.PerExampleGradients`.
-        carriers: `tf_dpsub.layers.Carriers`.
-        squares: `[rows]`, squares of the factors of rows.
-        pair: `[L, R^T]`.
-
-    Returns:
-        Two tensors of the shapes of the pair.
-    """
-    left, right = pair
-    terms = None
-    if carriers.keeps_order:
-        terms = gradients.outer_terms(carriers.kernel, carriers.inputs)
-    if terms is not None:
-        a, b = terms
-        return (
-            _moment_of_terms(a, b, squares, left),
-            _moment_of_terms(b, a, squares, right),
-        )
-    rows = carriers.matrices(gradients.rows(carriers.kernel))
-    by_left = tf.einsum("npd,pr->ndr", rows, left)
-    by_right = tf.einsum("npd,dr->npr", rows, right)
-    return (
-        tf.einsum("npd,ndr->pr", rows, scale_rows(squares, by_left)),
-        tf.einsum("npd,npr->dr", rows, scale_rows(squares, by_right)),
-    )
-
-
-def _moment_of_terms(a, b, squares, basis):
-    """Sum of `G_i G_i^T basis` for `G_i = sum over t of a[i, t] outer b[i, t]`.
-
-    Args:
-        a: `[rows, t, p]`.
-        b: `[rows, t, d]`.
-        squares: `[rows]`.
-        basis: `[p, rank]`.
-    """
-    products = tf.einsum("ntp,pr->ntr", a, basis)
-    products = tf.einsum("ntd,ntr->ndr", b, products)  # G_i^T basis
-    products = scale_rows(squares, products)
-    products = tf.einsum("ntd,ndr->ntr", b, products)
-    return tf.einsum("ntp,ntr->pr", a, products)

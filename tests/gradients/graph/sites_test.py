@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tf_dpsub import gradients
 from tf_dpsub.gradients.graph import convolutions, sites
+from tf_dpsub.gradients.matrices import KernelMatrix
 
 BATCH = 5
 
@@ -64,11 +65,23 @@ def _divisors(shape):
 
 
 def _products(rows, variable, inputs):
-    """Rows as matrices, from their outer products where these are known."""
-    terms = rows.outer_terms(variable, inputs)
-    if terms is None:
-        return tf.reshape(rows.rows(variable), [BATCH, inputs, -1])
-    return tf.einsum("ntp,ntd->npd", *terms)
+    """Of rows as matrices and thin ones, none of which need be stored."""
+    size = int(np.prod(variable.shape))
+    rng = np.random.default_rng(inputs)
+    left, right = (
+        tf.constant(rng.normal(size=(n, 2)), tf.float32)
+        for n in (inputs, size // inputs)
+    )
+    shape, axes = variable.shape, tuple(range(len(variable.shape)))
+    split = next(k for k in axes if np.prod(shape[: k + 1]) == inputs) + 1
+    matrix = KernelMatrix(shape, axes, split)
+    transposed = KernelMatrix(shape, axes[split:] + axes[:split], len(axes) - split)
+    weights = tf.constant(rng.uniform(size=BATCH), tf.float32)
+    return [
+        rows.two_sided_products(variable, matrix, left, right),
+        rows.two_sided_products(variable, transposed, right, left),
+        rows.second_moment_products(variable, matrix, left, right, weights),
+    ]
 
 
 def _assert_same(model, x):
@@ -134,30 +147,43 @@ def _model_of(name):
     return _model(shape, *layers, L.Activation("tanh")), _normal(*shape)
 
 
-@pytest.mark.parametrize(
-    "name, inputs, terms",
-    [("dense_gram", 40, 3), ("einsum_heads", 8, 6), ("steps_gram", 8, 3)],
-)
-def test_outer_products_are_known(name, inputs, terms, monkeypatch):
-    """Of a matrix product, an einsum and the steps of a loop."""
+# Kernels whose rows are sums of outer products.
+FACTORED = [
+    "dense_gram",
+    "dense_rows",
+    "einsum_heads",
+    "conv_patches",
+    "conv_taps",
+    "conv_dilated",
+    "conv_uneven",
+    "conv_transposed",
+    "conv_1d",
+    "conv_3d",
+    "steps_gram",
+    "loop_gram",
+]
+
+
+@pytest.mark.parametrize("name", FACTORED)
+def test_thin_products_form_no_rows(name, monkeypatch):
     monkeypatch.setattr(sites, "KEPT_ROWS", 0)
+    monkeypatch.setattr(convolutions, "KEPT_TIMES", 0)
     model, x = _model_of(name)
-    shapes = []
+    kernel = model.trainable_variables[0]
+    inputs = int(np.prod(kernel.shape[:1 if "einsum" in name else -1]))
+
+    def fail(*_):
+        raise AssertionError("rows are formed")
+
+    monkeypatch.setattr(gradients.GraphGradients, "rows", fail)
 
     def compute(x, y):
         rows, _ = gradients.per_example_gradients(
             _losses(model), (x, y), model.trainable_variables
         )
-        kernel = model.trainable_variables[0]
-        shapes.extend(f.shape for f in rows.outer_terms(kernel, inputs))
-        # Not as a matrix with other rows, nor those of a bias.
-        assert rows.outer_terms(kernel, inputs // 2) is None
-        assert rows.outer_terms(model.trainable_variables[-1], 1) is None
-        return rows.batch_size
+        return _products(rows, kernel, inputs)
 
     tf.function(compute, autograph=False)(x, np.zeros(BATCH, "float32"))
-    outputs = int(np.prod(model.trainable_variables[0].shape)) // inputs
-    assert shapes == [[BATCH, terms, inputs], [BATCH, terms, outputs]]
 
 
 @pytest.mark.parametrize("name", MODELS)

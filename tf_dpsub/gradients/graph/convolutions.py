@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import tensorflow as tf
 
-from tf_dpsub.gradients.graph import sites
+from tf_dpsub.gradients.graph import sites, terms
 from tf_dpsub.gradients.graph.constants import static_shape
 from tf_dpsub.gradients.graph.states import Unproven
 from tf_dpsub.gradients.rows import add_in_order, scale_rows, sum_squares
@@ -49,6 +49,16 @@ class Convolution(sites.Site):
     def sq_norms(self):
         products = self._geometry.products_by_tap(*self.factors)
         return add_in_order([sum_squares(p) for p in products])
+
+    def factored(self, inputs):
+        if self._geometry.groups > 1 or self._geometry.depthwise:
+            return None
+        if inputs != self._geometry.patch_size:
+            return None
+        image, map_ = self.factors
+        batch, filters = self.batch_size, self.shape[-1]
+        map_ = terms.Dense(tf.reshape(map_, [batch, -1, filters]))
+        return [terms.Patches(image, self._geometry, map_.count), map_]
 
     def rows(self):
         products = self._geometry.products(*self.factors)
@@ -101,6 +111,22 @@ class _Geometry:
             paddings.append([total // 2, total - total // 2])
         return paddings
 
+    def _padded(self, image):
+        return tf.pad(image, [[0, 0], [0, 0], *self._paddings(), [0, 0]])
+
+    def _places(self, image):
+        """Numbers of places of a filter, along each axis."""
+        return [
+            (n + sum(padding) - (taps - 1) * dilation - 1) // stride + 1
+            for n, padding, taps, stride, dilation in zip(
+                static_shape(image)[2:-1],
+                self._paddings(),
+                self.taps,
+                self.strides[1:-1],
+                self.dilations[1:-1],
+            )
+        ]
+
     def _view(self, image, tap, places):
         """Entries of a padded image at a tap, `[batch, extra, *places, c]`."""
         window = [slice(None), slice(None)]
@@ -128,19 +154,74 @@ class _Geometry:
     def products_by_tap(self, image, map_):
         """Rows of one tap after another, `[batch, groups, channels, n]`."""
         right = self._grouped(map_)
-        places = static_shape(map_)[2:-1]
-        paddings = [[0, 0], [0, 0], *self._paddings(), [0, 0]]
         products = []
         # A view is as large as the image: each is made when it is needed, and
         # at most two are in memory.
         with sites.not_before(map_):
-            image = tf.pad(image, paddings)
+            image = self._padded(image)
         for tap in itertools.product(*(range(n) for n in self.taps)):
             with tf.control_dependencies(products[-2:-1]):
-                view = self._view(image, tap, places)
+                view = self._view(image, tap, static_shape(map_)[2:-1])
             left = self._grouped(view)
             products.append(tf.matmul(left, right, transpose_a=True))
         return products
+
+    # Without groups: a filter `[size of a patch, r]` meets every place.
+
+    @property
+    def patch_size(self):
+        """Number of entries of the image that a filter sees at a place."""
+        return sites.size(self.shape[:-1])
+
+    def convolved(self, image, filters):
+        """Products of patches and filters, `[batch * extra, *places, r]`."""
+        arguments = {
+            "input": tf.reshape(image, [-1, *static_shape(image)[2:]]),
+            "filter": tf.reshape(filters, [*self.shape[:-1], -1]),
+            "strides": self.strides,
+            "padding": self.padding,
+            "dilations": self.dilations,
+        }
+        if len(self.taps) == 3:
+            return tf.raw_ops.Conv3D(**arguments)
+        arguments["explicit_paddings"] = self.explicit
+        return tf.raw_ops.Conv2D(**arguments)
+
+    def combined(self, image, values):
+        """Sum of patches outer values `[batch, t, r]`, `[patch_size, r]`."""
+        places, count = self._places(image), values.shape[2]
+        values = tf.reshape(values, [-1, *places, count])
+        image = tf.reshape(image, [-1, *static_shape(image)[2:]])
+        shape = [*self.shape[:-1], count]
+        total = self._filter_gradient(image, values, shape)
+        return tf.reshape(total, [self.patch_size, count])
+
+    def combined_each(self, image, values):
+        """As `combined`, of each example, `[batch, patch_size, r]`."""
+        batch, count = values.shape[0], values.shape[2]
+        map_ = tf.reshape(values, [batch, -1, *self._places(image), count])
+        products = [
+            p[:, 0] for p in self.products_by_tap(image, map_)
+        ]  # [batch, channels, r], by tap
+        return tf.reshape(
+            tf.stack(products, 1), [batch, self.patch_size, count]
+        )
+
+    def convolved_each(self, image, filters):
+        """As `convolved`, of filters `[batch, patch_size, r]` of each."""
+        batch, _, count = filters.shape
+        taps = sites.size(self.taps)
+        by_tap = tf.unstack(
+            tf.reshape(filters, [batch, taps, -1, count]), axis=1
+        )
+        places, image = self._places(image), self._padded(image)
+        total = tf.zeros([])
+        for tap, own in zip(np.ndindex(*self.taps), by_tap):
+            with tf.control_dependencies([total]):
+                view = self._view(image, tap, places)
+            view = tf.reshape(view, [batch, -1, self.shape[-2]])
+            total += tf.matmul(view, own)
+        return total
 
     def products(self, image, map_):
         """Rows and order of their axes, as `sites.Stored` takes them."""

@@ -10,6 +10,7 @@ from tf_dpsub.gradients.graph import (
     loops,
     sites,
     sources,
+    terms,
     tied,
 )
 from tf_dpsub.gradients.graph.provenance import PUBLIC, Provenance, handle
@@ -420,9 +421,36 @@ class GraphGradients(PerExampleGradients):
         ((site, view),) = self._of([variable])
         return view.pull_back_rows(site.rows())
 
-    def outer_terms(self, variable, inputs):
+    def _pairs_of_terms(self, variable, matrix):
+        """Pairs of `terms.Terms` along both sides of a matrix, or None."""
         ((site, view),) = self._of([variable])
-        return site.outer_terms(inputs) if view.keeps_order else None
+        if not (matrix.keeps_order or matrix.is_transposed):
+            return None
+        inputs = matrix.inputs if matrix.keeps_order else matrix.outputs
+        uses = site.uses if isinstance(site, tied.Tied) else [(site, view)]
+        pairs = [tied.factored(*use, inputs) for use in uses]
+        if None in pairs:
+            return None
+        return pairs if matrix.keeps_order else [pair[::-1] for pair in pairs]
+
+    def two_sided_products(self, variable, matrix, left, right):
+        pairs = self._pairs_of_terms(variable, matrix)
+        if pairs is None:
+            return super().two_sided_products(variable, matrix, left, right)
+        return terms.two_sided_products(pairs, left, right)
+
+    def second_moment_products(self, variable, matrix, left, right, weights):
+        pairs = self._pairs_of_terms(variable, matrix)
+        if pairs is None:
+            return super().second_moment_products(
+                variable, matrix, left, right, weights
+            )
+        return [
+            terms.second_moment_product(pairs, left, weights),
+            terms.second_moment_product(
+                [pair[::-1] for pair in pairs], right, weights
+            ),
+        ]
 
     def gram(self, variables=None):
         return tf.add_n([site.gram() for site, _ in self._of(variables)])

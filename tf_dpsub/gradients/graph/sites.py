@@ -16,7 +16,7 @@ import string
 import numpy as np
 import tensorflow as tf
 
-from tf_dpsub.gradients.graph import rules
+from tf_dpsub.gradients.graph import rules, terms
 from tf_dpsub.gradients.graph.constants import static_shape
 from tf_dpsub.gradients.graph.states import Unproven
 from tf_dpsub.gradients.rows import (
@@ -98,17 +98,16 @@ class Site(abc.ABC):
         self.factors = factors
         self.batch_size = factors[0].shape[0]
 
-    def matrix_factors(self):
-        """Terms along axis 0 and along axis 1 of a weight that is a matrix.
+    def factored(self, inputs: int):
+        """Terms of the rows, as matrices of the weight's numbers in order.
+
+        Args:
+            inputs: int, the rows of a matrix.
 
         Returns:
-            Two tensors `[batch, t, size of the axis]`, of which one may be
-            indices `[batch, t]` instead; None where rows are no such sum.
+            Pair of `terms.Terms`, along the rows of a matrix and along its
+            columns; None where rows are no such sum.
         """
-        return None
-
-    def outer_terms(self, inputs: int):
-        """As `PerExampleGradients.outer_terms`, of the weight."""
         return None
 
     @abc.abstractmethod
@@ -239,7 +238,7 @@ class OuterProducts(Site):
         """
         first = uses[0]
         left, right = (
-            tf.concat(terms, 2) for terms in zip(*(s.factors for s in uses))
+            tf.concat(parts, 2) for parts in zip(*(s.factors for s in uses))
         )
         return OuterProducts(
             first.weight, left, right, first._parts, first._order
@@ -330,20 +329,18 @@ class OuterProducts(Site):
             fn_output_signature=tf.float32,
         )
 
-    def outer_terms(self, inputs):
-        if (
-            self.groups > 1
-            or self._order != sorted(self._order)
-            or self.left_size != inputs
-        ):
+    def factored(self, inputs):
+        if self.groups > 1 or not self._parts:
             return None
-        return [tf.squeeze(factor, 1) for factor in self.factors]
-
-    def matrix_factors(self):
-        if self.groups > 1 or len(self._parts) != 2:
+        pair = [terms.Dense(tf.squeeze(f, 1)) for f in self.factors]
+        first = self._order[0]
+        if self._order != [*range(first, len(self._parts)), *range(first)]:
             return None
-        pair = [tf.squeeze(f, 1) for f in self.factors]
-        return pair if self._order == [0, 1] else pair[::-1]
+        if first > 0:
+            if size(self._parts[:first]) != self.left_size:
+                return None
+            pair = pair[::-1]
+        return pair if pair[0].size == inputs else None
 
     def example(self, i):
         """The site of example `i` alone, as a batch of one."""
@@ -427,8 +424,11 @@ class Lookup(Site):
         counts = tf.reduce_sum(same, 2)  # [batch, t]
         return tf.reduce_sum(tf.reduce_sum(tf.square(sums), 2) / counts, 1)
 
-    def matrix_factors(self):
-        return [self.indices, self.factors[0]] if len(self.shape) == 2 else None
+    def factored(self, inputs):
+        if inputs != self.shape[0]:
+            return None
+        indices = terms.OneHot(self.indices, inputs)
+        return [indices, terms.Dense(self.factors[0])]
 
     def example(self, i):
         """The site of example `i` alone, as a batch of one."""
@@ -461,8 +461,8 @@ class Lookup(Site):
 def contraction(op, k, gradient, operand_state, gradient_state, batch_size):
     """Site of the weight at input `k` of a MatMul, BatchMatMul or Einsum."""
     weight, operand = op.inputs[k], op.inputs[1 - k]
-    terms, out = _labels(op)
-    weight_labels, operand_labels = list(terms[k]), list(terms[1 - k])
+    labels, out = _labels(op)
+    weight_labels, operand_labels = list(labels[k]), list(labels[1 - k])
     # Axes of size 1 that are repeated carry no index of their own.
     sizes = dict(zip(out, static_shape(gradient)))
 
@@ -611,9 +611,9 @@ def lookup(op, k, gradient, operand_state, gradient_state, batch_size):
         raise Unproven("gathers along an axis other than 0")
     indices = batch_first(op.inputs[1], operand_state, batch_size)
     gradient = batch_first(gradient, gradient_state, batch_size)
-    terms = size(indices.shape[1:])
+    count = size(indices.shape[1:])
     return Lookup(
         op.inputs[0],
-        tf.reshape(indices, [batch_size, terms]),
-        tf.reshape(gradient, [batch_size, terms, -1]),
+        tf.reshape(indices, [batch_size, count]),
+        tf.reshape(gradient, [batch_size, count, -1]),
     )

@@ -2,8 +2,19 @@
 
 import tensorflow as tf
 
-from tf_dpsub.gradients.graph import sites
+from tf_dpsub.gradients.graph import sites, terms
+from tf_dpsub.gradients.graph.constants import static_shape
 from tf_dpsub.gradients.rows import add_in_order
+
+# Operations of a view that keep the order of all numbers.
+_SAME_ORDER = (
+    "Cast",
+    "EnsureShape",
+    "ExpandDims",
+    "Identity",
+    "Reshape",
+    "Squeeze",
+)
 
 
 def is_factored(uses: list):
@@ -30,36 +41,41 @@ class Tied(sites.Site):
 
     Args:
         uses: list of `(site, view)`, for which `is_factored` holds.
+
+    Attributes:
+        uses: as given.
     """
 
     def __init__(self, uses: list):
-        self._uses = uses
+        self.uses = uses
         super().__init__(uses[0][1].source, self.factors)
 
     @property
     def factors(self):
-        return [f for site, _ in self._uses for f in site.factors]
+        return [f for site, _ in self.uses for f in site.factors]
 
     @factors.setter
     def factors(self, factors):
         factors = iter(factors)
-        for site, _ in self._uses:
+        for site, _ in self.uses:
             site.factors = [next(factors) for _ in site.factors]
 
     def nonzero(self):
-        flags = [site.nonzero() for site, _ in self._uses]
+        flags = [site.nonzero() for site, _ in self.uses]
         return tf.reduce_any(tf.stack(flags), axis=0)
 
     def sq_magnitudes(self):
-        magnitudes = [tf.sqrt(site.sq_magnitudes()) for site, _ in self._uses]
+        magnitudes = [tf.sqrt(site.sq_magnitudes()) for site, _ in self.uses]
         return tf.square(add_in_order(magnitudes))
 
     def sq_norms(self):
-        factors = [_factors(site, view) for site, view in self._uses]
+        factors = [_factors(site, view) for site, view in self.uses]
         total = tf.zeros([self.batch_size])
         for j, (rows_j, columns_j) in enumerate(factors):
             for k, (rows_k, columns_k) in enumerate(factors[: j + 1]):
-                products = _inner(rows_j, rows_k) * _inner(columns_j, columns_k)
+                products = terms.inner(rows_j, rows_k) * terms.inner(
+                    columns_j, columns_k
+                )
                 total += (1.0 if j == k else 2.0) * tf.reduce_sum(
                     products, [1, 2]
                 )
@@ -76,7 +92,7 @@ class Tied(sites.Site):
             row = tf.add_n(
                 [
                     view.pull_back_rows(site.example(i).rows())
-                    for site, view in self._uses
+                    for site, view in self.uses
                 ]
             )
             return tf.reduce_sum(tf.square(row))
@@ -87,47 +103,41 @@ class Tied(sites.Site):
 
     def rows(self):
         return tf.add_n(
-            [view.pull_back_rows(site.rows()) for site, view in self._uses]
+            [view.pull_back_rows(site.rows()) for site, view in self.uses]
         )
 
     def weighted_sum(self, c):
         return tf.add_n(
-            [view.pull_back(site.weighted_sum(c)) for site, view in self._uses]
+            [view.pull_back(site.weighted_sum(c)) for site, view in self.uses]
         )
 
 
-class _OneHot:
-    """Terms that are unit vectors, given by their indices `[batch, t]`."""
-
-    def __init__(self, indices):
-        self.indices = indices
-
-
 def _factors(site, view):
-    """Terms of a site along axis 0 and axis 1 of the variable, or None.
+    """Terms of a site along axis 0 and axis 1 of the variable, or None."""
+    return factored(site, view, view.source.shape[0])
 
-    Each is `[batch, t, size of the axis]`, or `_OneHot`.
+
+def factored(site, view, inputs: int):
+    """Terms of a site, as matrices of the numbers of a variable in order.
+
+    Args:
+        site: `sites.Site`.
+        view: `View`, through which the site sees the variable.
+        inputs: int, the rows of a matrix.
+
+    Returns:
+        Pair of `terms.Terms`, along the rows of a matrix and along its columns;
+        None where rows are no such sum.
     """
-    swapped = False
+    rows, is_swapped = inputs, False
     for op in view.ops:
         if op.type == "Transpose":
-            swapped = not swapped
-        elif op.type not in ("Cast", "Identity", "EnsureShape"):
+            shape = static_shape(op.inputs[0])
+            if len(shape) != 2 or shape[0] != rows:
+                return None
+            if view.permutation(op) == [1, 0]:
+                rows, is_swapped = shape[1], not is_swapped
+        elif op.type not in _SAME_ORDER:
             return None
-    pair = site.matrix_factors()
-    if pair is None:
-        return None
-    pair = [_OneHot(f) if f.dtype.is_integer else f for f in pair]
-    return pair[::-1] if swapped else pair
-
-
-def _inner(a, b):
-    """Inner products of all terms of `a` and `b`, `[batch, t of a, t of b]`."""
-    if isinstance(a, _OneHot) and isinstance(b, _OneHot):
-        same = a.indices[:, :, None] == b.indices[:, None, :]
-        return tf.cast(same, tf.float32)
-    if isinstance(b, _OneHot):
-        return tf.gather(a, b.indices, axis=2, batch_dims=1)
-    if isinstance(a, _OneHot):
-        return tf.linalg.matrix_transpose(_inner(b, a))
-    return tf.matmul(a, b, transpose_b=True)
+    pair = site.factored(rows)
+    return pair[::-1] if pair and is_swapped else pair

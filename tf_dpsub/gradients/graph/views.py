@@ -32,7 +32,7 @@ class View:
         """The view with one more operation, or None if that is not a view."""
         if op.type not in _VIEWS:
             return None
-        if op.type == "Transpose" and self._permutation(op) is None:
+        if op.type == "Transpose" and self.permutation(op) is None:
             return None
         return View(self.source, (*self.ops, op))
 
@@ -52,7 +52,7 @@ class View:
                 rows = -rows
             elif op.type == "Transpose":
                 order = [0] * rows.shape.rank
-                for after, before in enumerate(self._permutation(op)):
+                for after, before in enumerate(self.permutation(op)):
                     order[before + 1] = after + 1
                 rows = tf.transpose(rows, order)
             else:
@@ -61,6 +61,7 @@ class View:
         return rows
 
     @staticmethod
-    def _permutation(op):
+    def permutation(op):
+        """The order of axes of a Transpose, list of int; None if not known."""
         value = tf.get_static_value(op.inputs[1])
         return None if value is None else [int(a) for a in value]
