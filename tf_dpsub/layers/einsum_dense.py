@@ -43,16 +43,10 @@ class RGPEinsumDense(Reparametrized, keras.layers.EinsumDense):
 
     @staticmethod
     def _matrix_axes(layer):
-        inputs, kernel, outputs = _terms(layer.equation)
-        summed = [k for k, label in enumerate(kernel) if label not in outputs]
-        added = [k for k, label in enumerate(kernel) if label in outputs]
-        if not summed or not added or {kernel[k] for k in added} & set(inputs):
-            raise ValueError(
-                f"Expected an equation whose kernel is a matrix from axes of "
-                f"the inputs to others of the outputs, got '{layer.equation}'. "
-                "Use keras.layers.EinsumDense."
-            )
-        return (*summed, *added), len(summed)
+        try:
+            return matrix_axes(layer.equation)
+        except ValueError as e:
+            raise ValueError(f"{e} Use keras.layers.EinsumDense.") from e
 
     def _carried(self, inputs):
         labels, kernel, outputs = _terms(self.equation)
@@ -71,6 +65,30 @@ class RGPEinsumDense(Reparametrized, keras.layers.EinsumDense):
             coordinates,
             self.carriers.right,
         )
+
+
+def matrix_axes(equation: str) -> tuple:
+    """Axes by which a kernel is a matrix from inputs to outputs.
+
+    Args:
+        equation: string, that of an `EinsumDense` layer.
+
+    Returns:
+        The order of the kernel's axes, those that the equation sums over first,
+        and the number of these.
+
+    Raises:
+        ValueError: if there are none of either kind, or others.
+    """
+    inputs, kernel, outputs = _terms(equation)
+    summed = [k for k, label in enumerate(kernel) if label not in outputs]
+    added = [k for k, label in enumerate(kernel) if label in outputs]
+    if not summed or not added or {kernel[k] for k in added} & set(inputs):
+        raise ValueError(
+            "Expected an equation whose kernel is a matrix from axes of the "
+            f"inputs to others of the outputs, got '{equation}'."
+        )
+    return (*summed, *added), len(summed)
 
 
 def _terms(equation):

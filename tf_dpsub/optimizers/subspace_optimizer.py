@@ -29,6 +29,10 @@ class SubspaceOptimizer(PrivateOptimizer):
         """The subspace of the mechanism, its public state."""
         return self._public_state
 
+    def build_for(self, model):
+        self.subspace.find(model)
+        super().build_for(model)
+
     # For subspaces that choose their own rank.
 
     @property

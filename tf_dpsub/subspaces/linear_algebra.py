@@ -9,6 +9,9 @@ import tensorflow as tf
 # What mechanisms rest on: the squared norm of a residual is computed as a
 # difference, and noise in coordinates has the clip of the gradients.
 ORTHONORMALITY = 2.0**-13
+# Of each of two bases whose Kronecker product is one: the norms of what both
+# lack add up, and (1 + 2^-15)^2 is less than 1 + 2^-13.
+ORTHONORMALITY_OF_SIDES = 2.0**-15
 
 # Passes of Cholesky QR go on until no inner product is further off than this.
 _TARGET = 2.0**-18

@@ -113,10 +113,10 @@ class PublicGradients:
         """
         chunks = batch["real"].shape[0]
         if chunks == 1:
-            return function(tf.constant(0), self._chunk(batch, 0), state)
+            return function(tf.constant(0), self.chunk(batch, 0), state)
 
         def body(i, state):
-            return i + 1, function(i, self._chunk(batch, i), state)
+            return i + 1, function(i, self.chunk(batch, i), state)
 
         _, state = tf.while_loop(
             lambda i, _: i < chunks,
@@ -129,9 +129,10 @@ class PublicGradients:
 
     def rows(self, batch, i):
         """The rows of chunk `i`, as `fold` gives them."""
-        return Rows(self._chunk(batch, i))
+        return Rows(self.chunk(batch, i))
 
-    def _chunk(self, batch, i):
+    def chunk(self, batch, i):
+        """Gradients of chunk `i`, as `fold_gradients` gives them."""
         part = tree.map_structure(lambda t: t[i], batch)
         gradients, _ = self._step.per_example_gradients(part, self._variables)
         return gradients

@@ -6,20 +6,16 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_dpsub.checks import check_choice, check_count, is_int
+from tf_dpsub.checks import check_choice
 from tf_dpsub.gradients.rows import sum_squares
-from tf_dpsub.primitives.public_state import (
-    assign_if,
-    public_variable,
-    seed_variable,
-)
+from tf_dpsub.primitives.public_state import assign_if, public_variable
 from tf_dpsub.subspaces import eigenspaces, linear_algebra
 from tf_dpsub.subspaces import groups as parameter_groups
 from tf_dpsub.subspaces.basis import MaskedBasis
-from tf_dpsub.subspaces.public_examples import PublicExamples
+from tf_dpsub.subspaces.following_subspace import FollowingSubspace, stacked
 from tf_dpsub.subspaces.public_gradients import PublicGradients
 from tf_dpsub.subspaces.rank_selection import RankSelection
-from tf_dpsub.subspaces.subspace import Subspace, require_orthonormal
+from tf_dpsub.subspaces.subspace import require_orthonormal
 from tf_dpsub.subspaces.whitening import (
     EXPONENTS,
     LEAST_EXAMPLES,
@@ -34,15 +30,13 @@ _METHODS = {
 }
 # Rows of public gradients at a time, unless the rank allows for more.
 _CHUNK = 256
-# Share of the public examples that rank="auto" holds out by default.
-_HELD_OUT = 0.2
 # Passes of the methods that start from random directions, before an exponent is
 # chosen by what they found.
 _FIRST_ITERATIONS = 4
 
 
 @keras.saving.register_keras_serializable("tf_dpsub")
-class PublicSubspace(Subspace):
+class PublicSubspace(FollowingSubspace):
     """Top eigenspace of public per-example gradients at the current weights.
 
     At a refresh the gradients of m public examples, `[m, parameters]`, are
@@ -133,69 +127,24 @@ class PublicSubspace(Subspace):
         allow_private: bool = False,
         seed: int | None = None,
     ):
-        super().__init__(groups)
-        self._public = PublicExamples(x_public, y_public)
-        self._examples = self._public.count
+        super().__init__(
+            x_public,
+            y_public,
+            groups=groups,
+            rank=rank,
+            max_rank=max_rank,
+            iterations=iterations,
+            update_every=update_every,
+            held_out=held_out,
+            horizon=horizon,
+            allow_private=allow_private,
+            seed=seed,
+        )
         check_choice("method", method, _METHODS)
-        check_count("iterations", iterations)
-        check_count("update_every", update_every)
-        self._check_rank(rank, max_rank)
-        self._check_auto(rank, held_out, horizon)
         whiten = self._checked_whiten(whiten)
-        if rank == "auto" and held_out is None:
-            held_out = max(2, round(_HELD_OUT * self._examples))
-        self._rank = rank
-        self._max_rank = max_rank
         self.method = method
-        self.iterations = int(iterations)
-        self.update_every = int(update_every)
-        self.held_out = int(held_out or 0)
-        self._horizon = horizon
         self._whiten = whiten
         self._whitening = Whitening(whiten) if whiten != 0 else None
-        self.allow_private = bool(allow_private)
-        self._seed = seed
-        self.selection = None
-
-    @staticmethod
-    def _check_rank(rank, max_rank):
-        if rank == "auto":
-            rank = max_rank
-            if max_rank is None:
-                raise ValueError(
-                    "Expected max_rank with rank='auto', got None. It bounds "
-                    "memory and time."
-                )
-        elif max_rank is not None:
-            raise ValueError(
-                "Expected max_rank=None unless rank='auto', got "
-                f"{max_rank!r} and rank={rank!r}."
-            )
-        check_count("rank", rank)
-
-    def _check_auto(self, rank, held_out, horizon):
-        if rank != "auto":
-            if (held_out, horizon) != (None, None):
-                raise ValueError(
-                    "Expected held_out and horizon with rank='auto' alone, got "
-                    f"held_out={held_out!r}, horizon={horizon!r} and "
-                    f"rank={rank!r}."
-                )
-            return
-        if held_out is not None and not (
-            is_int(held_out) and 2 <= held_out < self._examples
-        ):
-            raise ValueError(
-                f"Expected 2 <= held_out < {self._examples}, the number of "
-                f"public examples, got {held_out!r}."
-            )
-        if self._examples < 3:
-            raise ValueError(
-                "Expected 3 public examples at least with rank='auto', got "
-                f"{self._examples}: two of them have to show what the basis of "
-                "the others misses."
-            )
-        check_count("horizon", horizon, optional=True)
 
     def _checked_whiten(self, whiten):
         whiten = checked_whiten(whiten)
@@ -206,14 +155,6 @@ class PublicSubspace(Subspace):
                 "to show what the basis of the other one is worth."
             )
         return whiten
-
-    @property
-    def is_public(self):
-        return True
-
-    @property
-    def chooses_rank(self):
-        return self._rank == "auto"
 
     @property
     def is_whitened(self):
@@ -234,30 +175,24 @@ class PublicSubspace(Subspace):
         return None if self._whitening is None else self._scales
 
     def build(self, optimizer):
-        self._seed_variable = seed_variable(optimizer, self._seed)
+        super().build(optimizer)
         if self._whitening is not None:
             self._whitening.build(optimizer)
 
     @property
-    def public_inputs(self):
-        return self._public.x
-
-    @property
     def notes(self):
+        (note,) = super().notes
         scale = " and scale its coordinates" if self.is_whitened else ""
-        return (
-            f"{self._public.note}, whose gradients span the subspace{scale}",
-        )
+        return (f"{note}{scale}",)
 
     def _shared_ranks(self):
-        rank = self._max_rank if self._rank == "auto" else self._rank
         return parameter_groups.apportion(
-            rank, self.groups, self._examples - self.held_out
+            self.largest_rank, self.groups, self._examples - self.held_out
         )
 
     def _create(self, model):
         super()._create(model)
-        if self._rank == "auto":
+        if self.chooses_rank:
             self.selection = RankSelection(
                 self.groups, self.ranks, self._horizon
             )
@@ -296,10 +231,6 @@ class PublicSubspace(Subspace):
             for function in (self._refreshed, self._best_exponent)
         )
 
-    def begin_run(self, steps):
-        if self.selection is not None:
-            self.selection.begin_run(steps)
-
     def prepare(self, iterations, is_used=True):
         iterations = tf.cast(iterations, tf.int64)
         due = tf.convert_to_tensor(is_used)
@@ -335,16 +266,7 @@ class PublicSubspace(Subspace):
         return values
 
     def _refreshed(self, iterations):
-        labels, order = (self._key(iterations, k) for k in range(2))
-        indices, held_out = None, None
-        if self.held_out:
-            # Not stateless_shuffle, which does not compile under XLA.
-            shuffled = tf.argsort(
-                tf.random.stateless_uniform([self._examples], order)
-            )
-            indices = shuffled[self.held_out :]
-            held_out = shuffled[: self.held_out]
-        batch = self._gradients.draw(labels, indices)
+        batch, held_out = self._drawn(iterations)
         moments = eigenspaces.SecondMoments(self._gradients, batch, self.groups)
         bases = [[tf.identity(b) for b in blocks] for blocks in self._blocks]
         bases, error = _METHODS[self.method](moments, bases, self.iterations)
@@ -353,9 +275,8 @@ class PublicSubspace(Subspace):
             energies = moments.energies(bases)
             scales = self._whitening.scales(energies)
         if self.selection is not None:
-            batch = self._gradients.draw(labels, held_out)
             selected = self.selection.updated(
-                *self._project(batch, bases, self.held_out), scales
+                *self._project(held_out, bases, self.held_out), scales
             )
             if scales is not None:
                 # Of the directions in use alone.
@@ -372,9 +293,9 @@ class PublicSubspace(Subspace):
 
     def _best_exponent(self, iterations):
         """As `Whitening.best`, of bases of either half of the examples."""
-        labels, order = (self._key(iterations, k) for k in (0, 2))
-        shuffled = tf.argsort(
-            tf.random.stateless_uniform([self._examples], order)
+        labels, shuffled = (
+            self._key(iterations, 0),
+            self._shuffled(iterations, 2),
         )
         sizes = [self._examples // 2, self._examples - self._examples // 2]
         halves = tf.split(shuffled, sizes)
@@ -397,53 +318,25 @@ class PublicSubspace(Subspace):
             )
         return self._whitening.best(evidence)
 
-    def _key(self, iterations, purpose):
-        """Key of what a refresh draws, the same for all replicas."""
-        seed = tf.convert_to_tensor(self._seed_variable.value)
-        key = tf.stack([seed, tf.constant(purpose, tf.int64)])
-        return tf.random.experimental.stateless_fold_in(key, iterations)
-
     def _project(self, batch, bases, count):
         """Coordinates `[count, rank]` and squared norms `[count]`."""
-        chunks, size = batch["real"].shape
 
-        def project(i, rows, written):
+        def project(rows):
             blocks = [rows.of(group) for group in self.groups]
             coordinates = map(linear_algebra.multiply, blocks, bases)
             sq_norms = tf.add_n(
                 [sum_squares(r) for of_group in blocks for r in of_group]
             )
-            return [
-                written[0].write(i, tf.concat([*coordinates], 1)),
-                written[1].write(i, sq_norms),
-            ]
+            return tf.concat([*coordinates], 1), sq_norms
 
-        shapes = ([size, self.rank], [size])
-        written = self._gradients.fold(
-            batch,
-            project,
-            [
-                tf.TensorArray(tf.float32, chunks, element_shape=shape)
-                for shape in shapes
-            ],
+        return stacked(
+            self._gradients.fold, batch, project, [[self.rank], []], count
         )
-        return [
-            tf.reshape(array.stack(), [-1, *shape[1:]])[:count]
-            for array, shape in zip(written, shapes)
-        ]
 
     def get_config(self):
         return {
-            **self._public.get_config(),
-            "rank": self._rank,
-            "max_rank": self._max_rank,
+            **super().get_config(),
             "groups": self._groups,
             "method": self.method,
-            "iterations": self.iterations,
-            "update_every": self.update_every,
-            "held_out": self.held_out or None,
-            "horizon": self._horizon,
             "whiten": self._whiten,
-            "allow_private": self.allow_private,
-            "seed": self._seed,
         }

@@ -1,6 +1,7 @@
 """The base of all subspaces that gradients are projected on."""
 
 import abc
+import math
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -113,6 +114,16 @@ class Subspace(PublicState, abc.ABC):
         }
         return [positions[k] for k in range(len(positions))]
 
+    def find(self, model):
+        """Looks at a model, before the state that is saved is created.
+
+        Args:
+            model: `tf_dpsub.PrivateModel`.
+
+        Raises:
+            ValueError: if the subspace does not fit the model.
+        """
+
     def attach(self, model):
         """Creates the basis for the weights of a model.
 
@@ -195,15 +206,17 @@ class Subspace(PublicState, abc.ABC):
         return cls(**config)
 
 
-def require_orthonormal(error):
+def require_orthonormal(error, limit: float = linear_algebra.ORTHONORMALITY):
     """Raises in a step unless a basis is as orthonormal as it has to be.
 
     Args:
         error: float tensor, what `linear_algebra.orthonormality_error` gives.
+        limit: float, the most that it may be. Defaults to 2^-13.
     """
     return tf.debugging.assert_less_equal(
         error,
-        tf.constant(linear_algebra.ORTHONORMALITY),
-        "Expected an orthonormal basis, ||V^T V - I||_F <= 2^-13, got one that "
-        "is not, after all passes. The mechanism would not keep its clip.",
+        tf.constant(limit),
+        "Expected an orthonormal basis, ||V^T V - I||_F <= "
+        f"2^{round(math.log2(limit))}, got one that is not, after all passes. "
+        "The mechanism would not keep its clip.",
     )

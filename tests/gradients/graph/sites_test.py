@@ -75,7 +75,9 @@ def _products(rows, variable, inputs):
     shape, axes = variable.shape, tuple(range(len(variable.shape)))
     split = next(k for k in axes if np.prod(shape[: k + 1]) == inputs) + 1
     matrix = KernelMatrix(shape, axes, split)
-    transposed = KernelMatrix(shape, axes[split:] + axes[:split], len(axes) - split)
+    transposed = KernelMatrix(
+        shape, axes[split:] + axes[:split], len(axes) - split
+    )
     weights = tf.constant(rng.uniform(size=BATCH), tf.float32)
     return [
         rows.two_sided_products(variable, matrix, left, right),
@@ -170,7 +172,7 @@ def test_thin_products_form_no_rows(name, monkeypatch):
     monkeypatch.setattr(convolutions, "KEPT_TIMES", 0)
     model, x = _model_of(name)
     kernel = model.trainable_variables[0]
-    inputs = int(np.prod(kernel.shape[:1 if "einsum" in name else -1]))
+    inputs = int(np.prod(kernel.shape[: 1 if "einsum" in name else -1]))
 
     def fail(*_):
         raise AssertionError("rows are formed")
