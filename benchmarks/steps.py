@@ -79,9 +79,9 @@ def bert(layers=6, width=384, length=64, frozen=True):
     return keras.Model(backbone.input, keras.layers.Dense(2)(outputs))
 
 
-def bert_data(batch, length):
+def bert_data(batch, length, seed=0):
     """Random tokens and labels for `bert`."""
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     x = {
         "token_ids": rng.integers(0, 30_522, (batch, length)).astype("int32"),
         "segment_ids": np.zeros((batch, length), "int32"),

@@ -1,6 +1,6 @@
 """Time and memory of steps in a subspace: PDP-SGD and GEP.
 
-Three measurements, one a call, in one process each:
+Four measurements, one a call, in one process each:
 
 - `pdp`: a step of PDP-SGD (k = 50, m = 100, refreshed at every step) against
   one of DP-SGD, on the network of the PDP-SGD paper, batch 250.
@@ -8,10 +8,15 @@ Three measurements, one a call, in one process each:
   same network, against the floating-point operations that they need.
 - `resnet20`: peak memory of steps of GEP (k = 1000, m = 2000, batch 1000) on
   ResNet-20 in five groups.
+- `pairs`: steps of PDP-SGD and GEP in a `KroneckerSubspace` against one of
+  DP-SGD, on a transformer with all weights trained (`--model`), with a tenth of
+  a refresh from 128 public examples (which is timed apart); and, with
+  `--memory`, the peaks of processes that make two steps and a refresh.
 """
 
 import functools
 import json
+import multiprocessing
 import resource
 import statistics
 import time
@@ -23,11 +28,19 @@ from absl import app, flags
 
 import tf_dpsub
 from benchmarks import steps as timed
+from benchmarks.peers import workloads
 from tf_dpsub.subspaces import eigenspaces
 
 _MEASUREMENT = flags.DEFINE_enum(
-    "measurement", "pdp", ["pdp", "gep", "resnet20"], "What to measure."
+    "measurement",
+    "pdp",
+    ["pdp", "gep", "resnet20", "pairs"],
+    "What to measure.",
 )
+_MODEL = flags.DEFINE_enum(
+    "model", "bert", ["bert", "small_bert", "gpt2"], "Of `pairs`."
+)
+_MEMORY = flags.DEFINE_bool("memory", False, "Of `pairs`: memory, not time.")
 _REPEATS = flags.DEFINE_integer("repeats", 7, "Blocks, or calls, of each kind.")
 
 _RESNET_GROUPS = 5
@@ -214,8 +227,127 @@ def resnet20(steps):
     }
 
 
+# Coordinates, rows of a batch, and public examples, by model.
+_PAIRS = {
+    "small_bert": (200, 32, 32),
+    "bert": (2000, 256, 128),
+    "gpt2": (10_000, 16, 128),
+}
+_UPDATE_EVERY = 10
+_METHODS = {
+    "DP-SGD": (tf_dpsub.optimizers.DPSGD, {}),
+    "PDP-SGD": (tf_dpsub.optimizers.ProjectedDPSGD, {}),
+    "GEP": (tf_dpsub.optimizers.GEP, {"residual_norm_clip": 0.2}),
+}
+
+
+def _transformer(name):
+    """A model, and a function that gives so many examples of a seed."""
+    if name == "gpt2":
+        model, _, _ = timed.built("gpt2")
+
+        def examples(count, seed):
+            tokens, labels = workloads.data("gpt2", count, seed)
+            mask = np.ones_like(tokens)
+            return {"token_ids": tokens, "padding_mask": mask}, labels
+
+        return model, examples
+    layers, width = (6, 384) if name == "bert" else (2, 64)
+    model = timed.bert(layers, width, frozen=False)
+    return model, functools.partial(timed.bert_data, length=64)
+
+
+def _pairs_step(name, method):
+    """A step of a method, and the function that refreshes its subspace."""
+    rank, batch, public = _PAIRS[name]
+    model, examples = _transformer(name)
+    make, settings = _METHODS[method]
+    settings = dict(settings)
+    if method != "DP-SGD":
+        settings["subspace"] = tf_dpsub.subspaces.KroneckerSubspace(
+            *examples(public, seed=1), rank=rank, update_every=10**9
+        )
+    model = tf_dpsub.make_private(model)
+    step = timed.step(
+        model,
+        *examples(batch, seed=0),
+        make(
+            keras.optimizers.SGD(0.01),
+            l2_norm_clip=1.0,
+            noise_multiplier=1.0,
+            batch_size=batch,
+            **settings,
+        ),
+        metrics=(),
+    )
+    if method == "DP-SGD":
+        return step, None
+    compute = settings["subspace"]._compute
+    return step, lambda: compute(tf.constant(1, tf.int64))
+
+
+def pairs(blocks):
+    """Step times, of which a tenth of a refresh is part, and their ratios."""
+    name = _MODEL.value
+    made = {method: _pairs_step(name, method) for method in _METHODS}
+    times = {key: [] for key in (*_METHODS, "refresh")}
+    _, refresh = made["PDP-SGD"]
+    for block in range(blocks + 1):
+        for key in times:
+            run = refresh if key == "refresh" else made[key][0]
+            start = time.perf_counter()
+            tf.nest.map_structure(lambda t: np.asarray(t), run())
+            if block > 0:  # the first call traces
+                times[key].append(time.perf_counter() - start)
+    refreshes = np.array(times["refresh"]) / _UPDATE_EVERY
+    base = np.array(times["DP-SGD"])
+    rank, batch, public = _PAIRS[name]
+    return {
+        "model": name,
+        "rank": rank,
+        "batch": batch,
+        "public examples": public,
+        "seconds": {k: statistics.median(t) for k, t in times.items()},
+        "ratio": {
+            method: statistics.median(
+                (np.array(times[method]) + refreshes) / base
+            )
+            for method in _METHODS
+            if method != "DP-SGD"
+        },
+    }
+
+
+def _peak_of_pairs(name, method):
+    """MiB at the peak of this process."""
+    step, refresh = _pairs_step(name, method)
+    for _ in range(2):
+        step()
+    if refresh is not None:
+        refresh()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+
+
+def memory_of_pairs(_):
+    """Peaks of each method, and their ratio to DP-SGD's."""
+    fresh = multiprocessing.get_context("spawn")
+    peaks = {}
+    for method in _METHODS:
+        with fresh.Pool(1) as pool:
+            peaks[method] = pool.apply(_peak_of_pairs, (_MODEL.value, method))
+    return {
+        "MiB": peaks,
+        "ratio": {k: peak / peaks["DP-SGD"] for k, peak in peaks.items()},
+    }
+
+
 def main(_):
-    measure = {"pdp": pdp, "gep": gep, "resnet20": resnet20}
+    measure = {
+        "pdp": pdp,
+        "gep": gep,
+        "resnet20": resnet20,
+        "pairs": memory_of_pairs if _MEMORY.value else pairs,
+    }
     result = measure[_MEASUREMENT.value](_REPEATS.value)
     print(json.dumps(result, indent=2))
 

@@ -11,11 +11,14 @@ class Method:
         name: string.
         optimizer: string, the name of a class in `tf_dpsub.optimizers`.
         kwargs: dict, arguments of this class. Defaults to none.
+        has_pairs: bool, whether its subspace is a `KroneckerSubspace`, of pairs
+            of directions of each kernel. Defaults to `False`.
     """
 
     name: str
     optimizer: str
     kwargs: dict = dataclasses.field(default_factory=dict)
+    has_pairs: bool = False
 
     @property
     def bands(self) -> int:
@@ -48,7 +51,9 @@ METHODS = {
         Method("DP-SGD (4 bands)", "DPSGD", {"bands": 4}),
         Method("PDP-SGD", "ProjectedDPSGD"),
         Method("PDP-SGD (ambient)", "ProjectedDPSGD", {"noise": "ambient"}),
+        Method("PDP-SGD (pairs)", "ProjectedDPSGD", has_pairs=True),
         Method("GEP", "GEP"),
+        Method("GEP (pairs)", "GEP", has_pairs=True),
         Method("B-GEP", "GEP", {"residual": False}),
         Method("RGP", "RGP"),
         Method("RGP-random", "RGP", {"carriers": "random"}),

@@ -13,6 +13,8 @@ DELTA = 1e-5
 STEP_EPSILON = 1.0
 _CLIP, _RESIDUAL_CLIP = 0.7, 0.2
 _RANK, _CARRIER_RANK = 5, 2
+# The most directions of a side of a kernel.
+_LARGEST_SIDE = 32
 # Random examples that carriers of single steps and of one run follow.
 _PUBLIC = 8
 # Rows of the canaries that are persons.
@@ -94,7 +96,14 @@ def maker(name, epsilon, public, *, batch_size, sampling_rate=1.0, steps=1):
     def make_optimizer(inner, weights):
         if not method.needs_subspace:
             return optimizer_class(inner, **kwargs)
-        subspace = subspaces.RandomSubspace(rank=max(_RANK, weights // 10))
+        rank = max(_RANK, weights // 10)
+        if method.has_pairs:
+            rank = min(rank, _LARGEST_SIDE)
+            subspace = subspaces.KroneckerSubspace(
+                *public, rank=rank, side_rank=rank
+            )
+        else:
+            subspace = subspaces.RandomSubspace(rank)
         return optimizer_class(inner, **kwargs, subspace=subspace)
 
     return make_optimizer

@@ -33,7 +33,9 @@ _PRIVATE_OPTIMIZERS = {
 _RECORDED_EXAMPLES = 1000
 # Models whose targets are texts.
 _TEXT_GENERATORS = ("gpt2",)
-_SUBSPACES = ("FixedSubspace", "PublicSubspace", "RandomSubspace")
+# Of gradients of public examples.
+_PUBLIC_SUBSPACES = ("KroneckerSubspace", "PublicSubspace")
+_SUBSPACES = ("FixedSubspace", *_PUBLIC_SUBSPACES, "RandomSubspace")
 _INNER_OPTIMIZERS = {
     name: getattr(keras.optimizers, name)
     for name in (
@@ -235,7 +237,7 @@ def subspace(config, loaded):
     if config.subspace == "FixedSubspace":
         return construct(_fixed_subspace, config.subspace_kwargs, kind.__name__)
     public, scales = (), {}
-    if config.subspace == "PublicSubspace":
+    if config.subspace in _PUBLIC_SUBSPACES:
         public = public_examples(config, loaded)
         if config.whiten is not None:
             scales = {"whiten": config.whiten}

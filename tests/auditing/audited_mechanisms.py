@@ -5,7 +5,12 @@ import numpy as np
 from tf_dpsub import optimizers
 from tf_dpsub.auditing import MechanismAudit
 from tf_dpsub.auditing.step_audit import INPUTS, OUTPUTS
-from tf_dpsub.subspaces import FixedSubspace, PublicSubspace, RandomSubspace
+from tf_dpsub.subspaces import (
+    FixedSubspace,
+    KroneckerSubspace,
+    PublicSubspace,
+    RandomSubspace,
+)
 
 # At q = 1 and delta = 1e-5 a step has epsilon 1.
 SETTINGS = {"noise_multiplier": 3.73, "l2_norm_clip": 0.7, "batch_size": 16}
@@ -47,6 +52,17 @@ def public_examples():
     x = random.normal(size=(30, sum(INPUTS)))
     y = random.normal(size=(30, sum(OUTPUTS)))
     return tuple(a * np.logspace(0, -3, a.shape[1]) for a in (x, y))
+
+
+def in_pairs(make, subspace=KroneckerSubspace, **changes):
+    """A mechanism in pairs of directions of each kernel."""
+    return lambda inner, weights: make(
+        inner,
+        subspace=subspace(
+            *public_examples(), rank=12, side_rank=3, update_every=10**9
+        ),
+        **SETTINGS | changes,
+    )
 
 
 def whitened(make, **changes):
@@ -93,6 +109,7 @@ MECHANISMS = {
         optimizers.GEP, residual_norm_clip=0.2, clipping="unit_norm"
     ),
     "B-GEP": in_random_subspace(optimizers.GEP, residual=False),
+    "GEP, pairs": in_pairs(optimizers.GEP, residual_norm_clip=0.2),
     "ProjectedDPSGD, whitened": whitened(optimizers.ProjectedDPSGD),
     "ProjectedDPSGD, whitened, all directions": whitened(
         optimizers.ProjectedDPSGD, truncate=False

@@ -13,14 +13,21 @@ from tests.auditing.audited_mechanisms import (
     WithHalfTheNoise,
     audit_of,
     dpsgd,
+    in_pairs,
     in_subspace,
     whitened,
 )
 from tests.auditing.movement_search import nothing_moves_it_further
 from tf_dpsub import optimizers
 from tf_dpsub.auditing import MechanismAudit
-from tf_dpsub.primitives.clipping import clipped_row_sum, clipped_sum
+from tf_dpsub.primitives.clipping import (
+    clip_factors,
+    clipped_row_sum,
+    clipped_sum,
+    weighted_row_sum,
+)
 from tf_dpsub.primitives.public_state import PublicState
+from tf_dpsub.subspaces import KroneckerSubspace
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
@@ -175,6 +182,38 @@ class WithAResidualOfWhatIsScaled(optimizers.GEP):
         return [embedding, self.subspace.scaled(inside), *whole]
 
 
+class WithResidualsOfOtherNumbers(optimizers.GEP):
+    """Norms of residuals are those of other pairs than the sum lacks."""
+
+    def clipped_sums(self, gradients, keep):
+        sums = super().clipped_sums(gradients, keep)
+        pairs = self.subspace._pairs
+        products = pairs.products(gradients, *pairs.values)
+        embeddings = tf.reduce_sum(tf.square(products), 1)
+        factors = keep * clip_factors(
+            tf.maximum(gradients.sq_norm_bounds() - embeddings, 1e-24),
+            self.residual_norm_clip,
+        )
+        own = self.subspace.project(gradients)
+        return [
+            sums[0],
+            weighted_row_sum(factors, own),
+            *gradients.weighted_sum(tf.cast(factors, tf.float64)),
+        ]
+
+
+class NotOrthonormal(KroneckerSubspace):
+    """Sides of kernels that a check would have refused."""
+
+    def _checked(self, iterations):
+        *values, _, _ = self._compute(iterations)
+        return [1.01 * v if v.dtype.is_floating else v for v in values]
+
+
+class InBasesThatAreNotOrthonormal(optimizers.ProjectedDPSGD):
+    """In pairs of directions that are longer than 1."""
+
+
 class WithOneKey(optimizers.DPSGD):
     def add_noise(self, key, sums, dtype):
         return super().add_noise(tf.constant([1, 2], tf.int64), sums, dtype)
@@ -301,6 +340,8 @@ TWINS = {
         WithAResidualOfWhatIsScaled,
         "sensitivity",
     ),
+    "residuals of other numbers": (WithResidualsOfOtherNumbers, "sensitivity"),
+    "pairs that are too long": (InBasesThatAreNotOrthonormal, "sensitivity"),
     "one key for all steps": (WithOneKey, "independence"),
     "one key for all weights": (WithOneKeyForAllWeights, "independence"),
     "noise in single precision": (WithNoiseInSinglePrecision, "low bits"),
@@ -356,6 +397,10 @@ def test_broken_twin_is_caught(name):
         changes = {"residual_norm_clip": 0.2} if is_gep else {}
         if twin in _WHITENED:
             return whitened(twin, **changes)(inner, weights)
+        if twin is WithResidualsOfOtherNumbers:
+            return in_pairs(twin, **changes)(inner, weights)
+        if twin is InBasesThatAreNotOrthonormal:
+            return in_pairs(twin, NotOrthonormal)(inner, weights)
         if is_gep:
             return in_subspace(twin, **changes)(inner, weights)
         if issubclass(twin, optimizers.AdaptiveDPSGD):
