@@ -162,6 +162,29 @@ class KroneckerBasis:
             blocks, error = linear_algebra.orthonormalize(matrices[1], fills[1])
         return (sides, blocks), tf.reduce_max(errors), error
 
+    def is_sound(self):
+        """Whether the variables hold distinct pairs of orthonormal bases.
+
+        They may have been read from any file.
+
+        Returns:
+            Bool tensor.
+        """
+        sides, blocks = self.values
+        errors = [
+            linear_algebra.orthonormality_error([basis])
+            for pair in sides
+            for basis in pair
+        ]
+        sound = [e <= linear_algebra.ORTHONORMALITY_OF_SIDES for e in errors]
+        if blocks:
+            error = linear_algebra.orthonormality_error(blocks)
+            sound.append(error <= linear_algebra.ORTHONORMALITY)
+        ends = [[-1], tf.sort(self.chosen), [self.candidates]]
+        order = tf.concat([tf.cast(e, tf.int64) for e in ends], 0)
+        sound.append(tf.reduce_all(order[1:] > order[:-1]))
+        return tf.reduce_all(tf.stack(sound))
+
     def project(self, gradients):
         products = self.products(gradients, *self.values)
         return tf.gather(products, self.chosen, axis=1)

@@ -50,6 +50,8 @@ class KroneckerSubspace(FollowingSubspace):
     randomness and on the weights, which are released. At every refresh
     `||U^T U - I||_F` and `||V^T V - I||_F` of each kernel are at most `2^-15`,
     and that of the vectors' basis at most `2^-13`; bases that are not raise.
+    Between refreshes all are measured at each step: those of a file that are
+    further off are made anew.
     The chosen pairs W are columns of the Kronecker product of U and V, so that
     `||W^T W - I|| <= (1 + 2^-15)^2 - 1 < 2^-13` in the spectral norm:
     coordinates of a vector have at most its norm, up to the margin that
@@ -281,7 +283,8 @@ class KroneckerSubspace(FollowingSubspace):
         iterations = tf.cast(iterations, tf.int64)
         due = tf.convert_to_tensor(is_used)
         if self.update_every > 1:
-            due &= (iterations % self.update_every == 0) | ~self._is_made
+            is_kept = self._is_made & self._pairs.is_sound()
+            due &= (iterations % self.update_every == 0) | ~is_kept
         assign_if(
             due,
             [*self._state(), self._is_made],

@@ -188,6 +188,34 @@ def test_thin_products_form_no_rows(name, monkeypatch):
     tf.function(compute, autograph=False)(x, np.zeros(BATCH, "float32"))
 
 
+def test_thin_products_of_a_tied_matrix(monkeypatch):
+    """Of a table that is looked up, and multiplied by the other way round."""
+    monkeypatch.setattr(sites, "KEPT_ROWS", 0)
+    table = L.ReversibleEmbedding(7, 4)
+    tokens = keras.Input((3,), dtype="int32")
+    outputs = L.Activation("tanh")(table(table(tokens), reverse=True))
+    model = keras.Model(tokens, outputs)
+    x = np.random.default_rng(0).integers(0, 3, (BATCH, 3)).astype("int32")
+
+    def compute(x, y):
+        variables = model.trainable_variables
+        rows, _ = gradients.per_example_gradients(
+            _losses(model), (x, y), variables
+        )
+        found = _products(rows, variables[0], 7)
+        assert rows._pairs_of_terms(
+            variables[0], KernelMatrix((7, 4), (0, 1), 1)
+        )
+        monkeypatch.setattr(rows, "_pairs_of_terms", lambda *_: None)
+        return found, _products(rows, variables[0], 7)
+
+    y = np.linspace(-1, 1, BATCH).astype("float32")
+    for a, b in zip(
+        *map(tf.nest.flatten, tf.function(compute, autograph=False)(x, y))
+    ):
+        np.testing.assert_allclose(a, b, atol=2e-6 * np.max(np.abs(b)))
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_sites_equal_one_example_at_a_time(rows_kept, name):
     _assert_same(*_model_of(name))

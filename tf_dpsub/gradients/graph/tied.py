@@ -113,8 +113,14 @@ class Tied(sites.Site):
 
 
 def _factors(site, view):
-    """Terms of a site along axis 0 and axis 1 of the variable, or None."""
-    return factored(site, view, view.source.shape[0])
+    """Terms of a site along axis 0 and axis 1 of the variable, or None.
+
+    None, too, where their inner products are not known.
+    """
+    pair = factored(site, view, view.source.shape[0])
+    if pair is None or any(isinstance(t, terms.Patches) for t in pair):
+        return None
+    return pair
 
 
 def factored(site, view, inputs: int):
