@@ -278,7 +278,6 @@ def hostile_step(model, dtype):
     wrapped = tf_dpsub.make_private(plain)
     optimizer.build_for(wrapped)
     subspace.ranks, subspace._basis = [8], subspace._pairs
-    subspace._start()
     subspace._pairs.chosen.assign(
         np.random.default_rng(0).permutation(subspace._pairs.candidates)[:8]
     )
@@ -443,6 +442,16 @@ class TestRefresh:
             found.append(projector(matrix_of(model.optimizer.subspace)))
         np.testing.assert_array_equal(found[0], found[1])
         assert np.abs(found[0] - found[2]).max() > 0.01
+
+    @pytest.mark.slow
+    def test_belongs_to_an_optimizer_that_is_compiled_later(self):
+        subspace = small(update_every=100)
+        model = private(subspace)
+        for _ in range(2):
+            attached(model).optimizer.prepare()
+            basis = matrix_of(subspace)
+            assert np.abs(basis.T @ basis - np.eye(12)).max() < 1e-5
+            model.compile(private(subspace).optimizer, LOSS)
 
     @pytest.mark.slow
     def test_follows_a_loss_that_is_compiled_later(self):

@@ -57,8 +57,8 @@ class FollowingSubspace(Subspace, abc.ABC):
         self._check_auto(rank, held_out, horizon)
         if rank == "auto" and held_out is None:
             held_out = max(2, round(_HELD_OUT * self._examples))
-        self._rank = rank
-        self._max_rank = max_rank
+        self._rank: Any = rank
+        self._max_rank: Any = max_rank
         self.iterations = int(iterations)
         self.update_every = int(update_every)
         self.held_out = int(held_out or 0)
@@ -118,7 +118,7 @@ class FollowingSubspace(Subspace, abc.ABC):
     @property
     def largest_rank(self) -> int:
         """The number of directions, or the most that may be chosen."""
-        return self._max_rank if self.chooses_rank else self._rank
+        return int(self._max_rank if self.chooses_rank else self._rank)
 
     @property
     def public_inputs(self):

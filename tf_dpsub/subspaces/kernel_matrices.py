@@ -75,16 +75,16 @@ def kernel_matrices(model, variables: list, splits=None) -> list:
 def _matrix(variable, layer, splits):
     shape = tuple(variable.shape)
     axes = tuple(range(len(shape)))
+    if sum(size > 1 for size in shape) < 2:
+        return None
     given = [n for p, n in splits.items() if re.search(p, variable.path)]
     if given:
-        if given[0] >= max(1, len(shape)):
+        if given[0] >= len(shape):
             raise ValueError(
                 f"Expected a split of {variable.path} below {len(shape)}, its "
                 f"number of axes, got {given[0]}."
             )
         return KernelMatrix(shape, axes, given[0]) if given[0] else None
-    if sum(size > 1 for size in shape) < 2:
-        return None
     if isinstance(layer, keras.layers.EinsumDense):
         if variable is layer.bias:
             return None

@@ -61,6 +61,7 @@ class KroneckerBasis:
             rank: int, the number of candidates that are chosen.
             add_variable: function of a shape and a type that creates one.
         """
+        self.sides, self.blocks = [], []
         for k, (r, s) in zip(self.kernels, self._core_shapes):
             matrix = self._matrices[k]
             self.sides.append(

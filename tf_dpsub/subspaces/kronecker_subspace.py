@@ -232,6 +232,7 @@ class KroneckerSubspace(FollowingSubspace):
 
         self._pairs.build(self.largest_rank, add_variable)
         self._refreshes = add_variable((), "int64")
+        self._start()
 
     def _shared_ranks(self):
         return [self.largest_rank]
@@ -246,8 +247,6 @@ class KroneckerSubspace(FollowingSubspace):
                 self.groups, self.ranks, self._horizon
             )
             self._basis = MaskedBasis(self._pairs, self.selection.mask)
-        if not self._is_restored:
-            self._start()
 
     def _start(self):
         """Random bases, from which the first iterations start."""

@@ -127,7 +127,7 @@ class Patches(Terms):
         return self._geometry.convolved_each(self._image, bases)
 
 
-def inner(a: Terms, b: Terms):
+def inner(a, b):
     """Inner products of all terms of two sides.
 
     Args:
