@@ -46,7 +46,7 @@ def test_images():
             keras.Input((8, 8, 2)),
             layers.Conv2D(3, 2, use_bias=False, name="a"),
             layers.Conv2DTranspose(4, 2, use_bias=False, name="b"),
-            layers.EinsumDense("bhwc,dc->bhwd", (7, 7, 6), name="c"),
+            layers.EinsumDense("bhwc,dc->bhwd", (8, 8, 6), name="c"),
         ]
     )
     variables = plain.trainable_variables
@@ -63,5 +63,7 @@ def test_images():
 @pytest.mark.parametrize("split", [2, 5])
 def test_a_split_out_of_range(split):
     plain = keras.Sequential([keras.Input((3,)), layers.Dense(2, name="a")])
-    with pytest.raises(ValueError, match="Expected a split of a/kernel below"):
+    with pytest.raises(
+        ValueError, match="Expected a split of .*a/kernel below"
+    ):
         kernel_matrices(plain, plain.trainable_variables, {"a/": split})

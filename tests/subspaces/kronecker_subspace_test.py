@@ -465,6 +465,7 @@ class TestRefresh:
 
 
 class TestState:
+    @pytest.mark.slow
     def test_a_resumed_run_goes_on_as_it_would_have(self, tmp_path):
         """Between two refreshes, and at the next."""
 
@@ -586,7 +587,7 @@ class TestErrors:
         )
         model.compile(optimizer, LOSS)
         with pytest.raises(
-            ValueError, match=r"got odd/\w+ of shape .*Pass splits={'odd/"
+            ValueError, match=r"got .*odd/\w+ of shape .*Pass splits={'.*odd/"
         ):
             model.fit(x, Y[:4], verbose=0)
         assert model.ledger.steps == 0
