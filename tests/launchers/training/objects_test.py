@@ -155,6 +155,12 @@ class TestSubspace:
         assert subspace.get_config()["whiten"] == whiten
         assert "in whitened coordinates" in optimizer.description
 
+    def test_pairs_follow_public_examples(self):
+        changes = {"subspace": "KroneckerSubspace"}
+        _, subspace = optimizer_and_subspace(changed(**PDP | changes))
+        assert isinstance(subspace, subspaces.KroneckerSubspace)
+        assert len(subspace.public_inputs) == 40
+
     def test_random_subspace_needs_no_public_data(self):
         changes = {"subspace": "RandomSubspace", "public_examples": 0}
         _, subspace = optimizer_and_subspace(changed(**PDP | changes))
