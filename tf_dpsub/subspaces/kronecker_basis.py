@@ -153,7 +153,9 @@ class KroneckerBasis:
         sides, errors = [], [tf.constant(0.0)]
         for pair, fill in zip(matrices[0], fills[0]):
             made = [
-                linear_algebra.orthonormalize([m], [f])
+                linear_algebra.orthonormalize(
+                    [m], [f], linear_algebra.ORTHONORMALITY_OF_SIDES
+                )
                 for m, f in zip(pair, fill)
             ]
             sides.append([block for (block,), _ in made])
