@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_dpsub.subspaces import linear_algebra
+from tf_dpsub.subspaces.carrier_bases import orthonormal
 
 
 class KroneckerBasis:
@@ -152,14 +153,12 @@ class KroneckerBasis:
         """
         sides, errors = [], [tf.constant(0.0)]
         for pair, fill in zip(matrices[0], fills[0]):
-            made = [
-                linear_algebra.orthonormalize(
-                    [m], [f], linear_algebra.ORTHONORMALITY_OF_SIDES
-                )
-                for m, f in zip(pair, fill)
+            # By reflections: a side may need more directions than gradients
+            # have, down to the last one of all that there are.
+            sides.append([orthonormal(m, f) for m, f in zip(pair, fill)])
+            errors += [
+                linear_algebra.orthonormality_error([b]) for b in sides[-1]
             ]
-            sides.append([block for (block,), _ in made])
-            errors += [error for _, error in made]
         blocks, error = [], tf.constant(0.0)
         if self.vectors:
             blocks, error = linear_algebra.orthonormalize(matrices[1], fills[1])

@@ -59,9 +59,7 @@ def orthonormality_error(blocks):
     return distance_to_identity(gram(blocks))
 
 
-def orthonormalize(
-    blocks: list, fill: list, limit: float | None = None
-) -> tuple:
+def orthonormalize(blocks: list, fill: list) -> tuple:
     """An orthonormal basis of the columns, finite for any finite input.
 
     Cholesky QR, repeated until the columns are orthonormal: it is made of large
@@ -71,8 +69,6 @@ def orthonormalize(
     Args:
         blocks: list of float32 `[size, k]`.
         fill: list of the same shapes, orthonormal, such as the last basis.
-        limit: float, passes go on while the error exceeds it, too. Defaults
-            to `None`: until no inner product is off by more than 2^-18.
 
     Returns:
         List of float32 `[size, k]`, and its `orthonormality_error`.
@@ -92,16 +88,11 @@ def orthonormalize(
         blocks = right_multiply(blocks, inverse_factor(products))
         return passes + 1, gram(blocks), blocks
 
-    def is_off(products):
-        off = tf.reduce_max(tf.abs(products - _identity(products))) > _TARGET
-        return (
-            off
-            if limit is None
-            else off | (distance_to_identity(products) > limit)
-        )
-
     _, products, blocks = tf.while_loop(
-        lambda passes, products, _: (passes < _PASSES) & is_off(products),
+        lambda passes, products, _: (
+            (passes < _PASSES)
+            & (tf.reduce_max(tf.abs(products - _identity(products))) > _TARGET)
+        ),
         body,
         (tf.constant(0), products, blocks),
     )
