@@ -445,12 +445,7 @@ def layer_steps(methods, model, dtype, clip):
             for optimizer in made
         ]
 
-    def released_by(k):
-        return tf.function(
-            lambda *batch: released_by_all(*batch)[k], autograph=False
-        )
-
-    return [hostile_steps.Step(plain, released_by(k)) for k in range(len(made))]
+    return hostile_steps.steps_of(plain, released_by_all, len(made))
 
 
 class TestLayers:
@@ -481,7 +476,7 @@ class TestLayers:
                 step, kind, random
             )
             batches.append((x.copy(), t.copy(), everyone))
-        releases = zip(*hostile_steps.one_by_one(step.sums, batches))
+        releases = zip(*step.of_batches(batches))
         without, *with_it = (parts_of(method, r) for r in releases)
         largest = 0
         for kind, parts in zip(kinds, with_it, strict=True):

@@ -1,6 +1,8 @@
 """Examples made to move a clipped sum beyond the clip, and steps on them."""
 
 import dataclasses
+import functools
+import pickle
 
 import keras
 import numpy as np
@@ -150,10 +152,18 @@ KINDS = {
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """The clipped sums of a model, on given inputs and output gradients."""
+    """The clipped sums of a model, on given inputs and output gradients.
+
+    Attributes:
+        model: `keras.Model`.
+        sums: function of `x`, `t` and `keep`, returns a list.
+        of_batches: function of a list of such, gives the list for all of them,
+            each with an axis for the batches in front.
+    """
 
     model: keras.Model
     sums: object
+    of_batches: object
 
     def __call__(self, x, t, keep):
         *sums, valid = self.sums(x, t, tf.constant(keep, tf.float32))
@@ -243,12 +253,38 @@ def build_steps(
             for optimizer in made
         ]
 
-    def sums_of(k):
-        return tf.function(
-            lambda *batch: sums_of_all(*batch)[k], autograph=False
-        )
+    return steps_of(model, sums_of_all, len(made))
 
-    return [Step(model, sums_of(k)) for k in range(len(made))]
+
+def steps_of(model, sums_of_all, count):
+    """Steps that one function computes together.
+
+    Args:
+        model: `keras.Model`.
+        sums_of_all: `tf.function` of `x`, `t` and `keep`, which returns a list
+            of tensors for each step.
+        count: int, the number of steps.
+
+    Returns:
+        List of `Step`. What was computed of batches for one of them serves the
+        others.
+    """
+    seen = {}
+
+    def of_batches(k, batches):
+        key = pickle.dumps(batches)
+        if key not in seen:
+            seen[key] = one_by_one(sums_of_all, batches)
+        return seen[key][k]
+
+    return [
+        Step(
+            model,
+            lambda *batch, k=k: sums_of_all(*batch)[k],
+            functools.partial(of_batches, k),
+        )
+        for k in range(count)
+    ]
 
 
 def hostile_example(step, kind, random):
@@ -266,18 +302,20 @@ def one_by_one(sums, batches):
     """Results of a traced step on several batches, in one call.
 
     Args:
-        sums: `tf.function` of `x`, `t` and `keep`, which returns a list.
+        sums: `tf.function` of `x`, `t` and `keep`, which returns lists.
         batches: list of such `x`, `t` and `keep`.
 
     Returns:
-        List of arrays, each with an axis for the batches in front.
+        Arrays in these lists, each with an axis for the batches in front.
     """
     parts = [np.stack(part) for part in zip(*batches)]
     parts[-1] = parts[-1].astype("float32")
     one = sums.get_concrete_function(
         *(tf.TensorSpec(part.shape[1:], part.dtype) for part in parts)
     )
-    specs = [tf.TensorSpec(t.shape, t.dtype) for t in one.structured_outputs]
+    specs = tf.nest.map_structure(
+        lambda t: tf.TensorSpec(t.shape, t.dtype), one.structured_outputs
+    )
 
     @tf.function(autograph=False)
     def every(*parts):
@@ -288,7 +326,7 @@ def one_by_one(sums, batches):
             parallel_iterations=1,
         )
 
-    return [array.numpy() for array in every(*parts)]
+    return tf.nest.map_structure(lambda t: t.numpy(), every(*parts))
 
 
 def check_sensitivity(step):
@@ -308,7 +346,7 @@ def check_sensitivity(step):
         x[HOSTILE], t[HOSTILE] = hostile_example(step, kind, random)
         for keep in (all_of_them, others):
             batches.append((x.copy(), t.copy(), keep))
-    *sums, valids = one_by_one(step.sums, batches)
+    *sums, valids = step.of_batches(batches)
     flat = np.concatenate([s.reshape(len(s), -1) for s in sums], 1)
     flat = flat.astype("float64")
     reached = {}

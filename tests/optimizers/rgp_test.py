@@ -265,11 +265,10 @@ class TestRelease:
                 "graph",
                 scale,
             )
-            return [*optimizer.clipped_sums(rows, keep), rows.valid]
+            return [[*optimizer.clipped_sums(rows, keep), rows.valid]]
 
-        reached = hostile_steps.check_sensitivity(
-            hostile_steps.Step(plain, sums)
-        )
+        (of_rgp,) = hostile_steps.steps_of(plain, sums, 1)
+        reached = hostile_steps.check_sensitivity(of_rgp)
         assert reached["ordinary"][0] > 0.99
 
     def test_all_parts_are_clipped_as_one(self):
