@@ -1,6 +1,7 @@
 """Files that are replaced as a whole, and that their owner alone reads."""
 
 import contextlib
+import fcntl
 import functools
 import json
 import os
@@ -127,6 +128,24 @@ def make_folder(path):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.mkdir(mode=0o700, exist_ok=True)
     return path
+
+
+@contextlib.contextmanager
+def locked(folder):
+    """Keeps out whoever locks the same folder, in any process, meanwhile.
+
+    Where the file system knows no locks, nobody is kept out.
+
+    Args:
+        folder: string or path-like.
+    """
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def is_empty(folder) -> bool:

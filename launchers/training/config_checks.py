@@ -77,6 +77,11 @@ def _check_bands(config):
             f"{config.bands!r}, got {config.optimizer} and recipe="
             f"{config.recipe!r}. Leave bands out."
         )
+    if config.sampling == "once_per_epoch":
+        raise ValueError(
+            'Expected sampling="poisson" with bands='
+            f'{config.bands!r}, got "once_per_epoch". Leave one of them out.'
+        )
     if config.bands == "auto":
         if config.epsilon is None:
             raise ValueError(

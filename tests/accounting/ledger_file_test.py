@@ -1,6 +1,7 @@
 import itertools
 import json
 import math
+import threading
 
 import pytest
 
@@ -11,6 +12,7 @@ from tests.accounting.entries import (
     changed,
     ledger_of,
 )
+from tf_dpsub import files
 from tf_dpsub.accounting import LedgerEntry, PrivacyLedger
 
 # As version 0.1.0 wrote it.
@@ -172,3 +174,32 @@ class TestDamage:
         path.write_bytes(b"\xff\xfe\x00")
         with pytest.raises(ValueError, match="The file was left as it is"):
             PrivacyLedger(path)
+
+
+def test_of_two_that_write_at_once_the_second_is_refused(path, monkeypatch):
+    first, second = PrivacyLedger(path), PrivacyLedger(path)
+    refused = []
+
+    def charge_second():
+        try:
+            second.charge(POISSON, 1, planned=1)
+        except RuntimeError as error:
+            refused.append(str(error))
+
+    other = threading.Thread(target=charge_second)
+    write = files.write_bytes
+
+    def interrupted(*args):
+        """The second begins to write while the first does."""
+        if not other.is_alive():
+            other.start()
+            other.join(timeout=0.2)
+        write(*args)
+
+    monkeypatch.setattr(files, "write_bytes", interrupted)
+    first.charge(POISSON, 1, planned=1)
+    other.join()
+    assert ["Two runs must not share a ledger" in text for text in refused] == [
+        True
+    ]
+    assert PrivacyLedger(path).steps == 1

@@ -1,5 +1,6 @@
 import copy
 import math
+import os
 import pickle
 
 import keras
@@ -318,3 +319,17 @@ def test_several_workers_raise(monkeypatch):
     with pytest.raises(ValueError, match="one process"):
         PrivateRidge(noise_multiplier=1.0).fit(model, *_data(10))
     assert model.ledger.steps == 0
+
+
+def test_refused_uncharged_during_fit_or_in_a_fork(monkeypatch):
+    model = tf_dpsub.make_private(_classifier())
+    x, y = _data(12)
+    ridge = PrivateRidge(noise_multiplier=1.0)
+    monkeypatch.setattr(model, "current_run", object())
+    with pytest.raises(RuntimeError, match="no call of `fit` in progress"):
+        ridge.fit(model, x, y)
+    monkeypatch.setattr(model, "current_run", None)
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    with pytest.raises(RuntimeError, match="forked from it"):
+        ridge.fit(model, x, y)
+    assert model.ledger.entries == ()

@@ -277,6 +277,14 @@ def advanced(key, steps):
 
 
 class TestNoiseKey:
+    def test_a_forked_process_is_refused(self, monkeypatch):
+        secret, known = noise.NoiseKey(), noise.NoiseKey(3)
+        secret.require_own_process()
+        monkeypatch.setattr(noise.os, "getpid", lambda: -1)
+        known.require_own_process()
+        with pytest.raises(RuntimeError, match="forked from it.*spawn"):
+            secret.advance()
+
     def test_never_repeats(self):
         keys = advanced(noise.NoiseKey(), 1000)
         assert len(set(keys)) == 1000

@@ -192,6 +192,40 @@ def test_a_budget_counts_whole_epochs():
     assert model.ledger.steps == 0
 
 
+def test_what_is_charged_within_an_epoch_begins_another():
+    """The rest of the epoch counts as one, and the budget is kept."""
+    model = private(linear(), dpsgd())
+    other = accounting.LedgerEntry(
+        mechanism="other",
+        noise_multiplier=1e4,
+        l2_norm_clip=1.0,
+        batch_size=EXAMPLES,
+        examples=EXAMPLES,
+        sampler="batches",
+    )
+
+    class Charge(tf.keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 2 and model.ledger.steps < STEPS:
+                model.ledger.charge(other, 1)
+
+    budget = callbacks.PrivacyBudget(epsilon_of(3) + 0.1, DELTA)
+    model.fit(
+        X,
+        Y,
+        epochs=3,
+        verbose=0,
+        sampling="once_per_epoch",
+        callbacks=[Charge(), budget],
+    )
+    assert [
+        (entry.steps, entry.step_events)
+        for entry in model.ledger.entries
+        if entry.mechanism != "other"
+    ] == [(3, 1), (2 + STEPS, 2)]
+    assert epsilon_of(3) < model.epsilon(DELTA) <= budget.epsilon
+
+
 def test_steps_run_together_within_an_epoch():
     model = private(linear(), dpsgd(), steps_per_execution=3)
     model.fit(X, Y, epochs=2, verbose=0, sampling="once_per_epoch")

@@ -1,5 +1,7 @@
 """Every step of a run is recorded, and callbacks work as for any model."""
 
+import os
+
 import keras
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from tests.training.plain_models import (
     private,
     twin,
 )
-from tf_dpsub.training import private_step
+from tf_dpsub.training import fit_callbacks, private_step
 
 layers = keras.layers
 
@@ -40,6 +42,15 @@ def steps_taken(shared):
 
 
 class TestSteps:
+    def test_a_forked_process_is_refused_uncharged(self, monkeypatch):
+        model = private(linear(), dpsgd(seed=None))
+        model.fit(X, Y, verbose=0)
+        steps = model.ledger.steps
+        monkeypatch.setattr(os, "getpid", lambda: -1)
+        with pytest.raises(RuntimeError, match="forked from it"):
+            model.fit(X, Y, verbose=0)
+        assert model.ledger.steps == steps
+
     def test_ledger_holds_every_step(self, shared, steps_taken):
         shared.fit(X, Y, epochs=2, verbose=0)
         assert steps_taken() == 10
@@ -293,7 +304,10 @@ class TestCallbacks:
             [callback], add_history=True, model=shared
         )
         shared.fit(X, Y, callbacks=listed, verbose=0)
+        listed.callbacks.insert(0, keras.callbacks.Callback())
         shared.fit(X, Y, callbacks=listed, verbose=0)
+        # The run counts epochs before any of them, wherever it was put.
+        assert isinstance(listed.callbacks[0], fit_callbacks.EpochCounter)
         assert len(seen) == 3
         assert steps_taken() == 15
         # The ledger counts each epoch once.

@@ -97,15 +97,18 @@ class LedgerFile:
             RuntimeError: If something else has changed the file.
             OSError: If it cannot be written. It is then as it was.
         """
-        if self._read() != self._content:
-            raise RuntimeError(
-                f"Expected {self.path} as this ledger left it, but something "
-                "else has changed it. Two runs must not share a ledger: its "
-                "steps would be lost. Give each run a folder of its own."
-            )
         content = encode(segments).encode()
-        files.make_folder(os.path.dirname(os.path.abspath(self.path)))
-        files.write_bytes(self.path, content)
+        folder = files.make_folder(os.path.dirname(os.path.abspath(self.path)))
+        # Of two that write at once, the second sees what the first has written.
+        with files.locked(folder):
+            if self._read() != self._content:
+                raise RuntimeError(
+                    f"Expected {self.path} as this ledger left it, but "
+                    "something else has changed it. Two runs must not share a "
+                    "ledger: its steps would be lost. Give each run a folder "
+                    "of its own."
+                )
+            files.write_bytes(self.path, content)
         self._content = content
 
     def _read(self):

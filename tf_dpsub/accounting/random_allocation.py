@@ -50,8 +50,9 @@ is convolved by a Fourier transform within an epoch.
 *Epochs.* They are composed by dp-accounting, which raises the Fourier transform
 A of the probabilities of one epoch to the power of E epochs. What it truncates
 goes to infinite loss. Its rounding errors are bounded here, and go there too: δ
-includes them. A transform of n numbers whose sum is at most 1 has an error of
-at most
+includes them. Those of joining the epochs with other entries are left to
+dp-accounting, as for all other events. A transform of n numbers whose sum is at
+most 1 has an error of at most
 
     γ = 8 u log2(n),   u = 2^-53,
 

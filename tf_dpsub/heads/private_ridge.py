@@ -18,6 +18,7 @@ from tf_dpsub.primitives.release import SMALLEST_NORM
 from tf_dpsub.training import (
     kept_features,
     requirements,
+    run,
     step_errors,
     workers,
 )
@@ -142,7 +143,10 @@ class PrivateRidge:
         Raises:
             ValueError: if the model is no such classifier, if labels are no
                 integers, if lengths differ, or in one of several workers.
+            RuntimeError: if a call of `fit` of the model is in progress.
         """
+        run.require_none(model)
+        self._noise_key.require_own_process()
         head = linear_head.on_features(model.model)
         _require_one_worker(model)
         y = np.asarray(y).reshape(-1)

@@ -193,6 +193,7 @@ class ConfidentGNMax:
         if not queries:
             return np.zeros(0, int)
         self._require_budget(queries, int(answers))
+        self._noise_key.require_own_process()
         self._charge(queries, int(answers))
         passed = self._noisy(counts.max(1), self.threshold_noise)
         answered = np.flatnonzero(passed >= self.threshold)[:answers]

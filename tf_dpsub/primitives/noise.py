@@ -1,6 +1,7 @@
 """Gaussian noise for the sums of a step, and the keys of its draws."""
 
 import functools
+import os
 import secrets
 
 import numpy as np
@@ -26,8 +27,9 @@ class NoiseKey:
     Each `advance` replaces it by one that does not tell its predecessor's
     draws, so no key serves twice, and a resumed process starts from new
     entropy. A copy has a key of its own, and a pickle has none: two releases
-    with the same noise would tell their difference. It does not depend on
-    Keras's global seed. With a fixed `seed` whoever knows the seed can subtract
+    with the same noise would tell their difference. A process that was forked
+    has the key of its parent, and is refused: `require_own_process`. It does
+    not depend on Keras's global seed. With a fixed `seed` whoever knows the seed can subtract
     the noise: for experiments only.
 
     Args:
@@ -36,6 +38,7 @@ class NoiseKey:
 
     def __init__(self, seed: int | None = None):
         self._seed = seed
+        self._process = os.getpid()
         if seed is None:
             entropy = [secrets.randbits(64) - 2**63 for _ in range(2)]
         else:
@@ -52,12 +55,33 @@ class NoiseKey:
         # What is copied or unpickled draws other noise.
         return type(self), (self._seed,)
 
+    def require_own_process(self):
+        """Refuses to draw in a process that was forked since.
+
+        Raises:
+            RuntimeError: if this process is not the one that made the key. A
+                fixed seed is no secret, and is not refused.
+        """
+        if self._seed is None and self._process != os.getpid():
+            raise RuntimeError(
+                "Expected the process that made the key of the noise, got one "
+                "that was forked from it: both would release with the same "
+                "noise, and their difference without any. Make the object in "
+                'this process, or start it by `multiprocessing.get_context("'
+                'spawn")`.'
+            )
+
     def advance(self):
         """Moves to the next key.
 
         Returns:
             Int64 tensor of shape `[2]`, for one step only.
+
+        Raises:
+            RuntimeError: as `require_own_process`. A traced step does not see
+                it: whoever charges its steps has to ask.
         """
+        self.require_own_process()
         following, key = tf.unstack(
             tf.random.experimental.stateless_split(self._variable, 2)
         )

@@ -46,8 +46,11 @@ def completed(callbacks, verbose):
         ):
             flat = [*flat, ProgressBar()]
         return [counter, *flat]
-    # A list of the caller's, who may use it for several runs.
-    if not any(isinstance(c, EpochCounter) for c in callbacks.callbacks):
-        counter.set_model(callbacks.model)
-        callbacks.callbacks.insert(0, counter)
+    # A list of the caller's, who may use it for several runs, and may have put
+    # another one before the counter.
+    counter.set_model(callbacks.model)
+    callbacks.callbacks[:] = [
+        counter,
+        *(c for c in callbacks.callbacks if not isinstance(c, EpochCounter)),
+    ]
     return callbacks

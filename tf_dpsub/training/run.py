@@ -136,6 +136,9 @@ class Run:
         for what in self._model._carried_ledger.uncovered():
             self.leave_uncovered(what)
         if self._ledger_counts != self._model.ledger.counts:
+            if self.entry.each_example_once_per_epoch:
+                # What follows in the epoch is an entry of its own.
+                self._epochs_to_charge = max(1, self._epochs_to_charge)
             calibration.keep_budgets(self, self._epochs_to_charge)
             self._ledger_counts = self._model.ledger.counts
         if self.steps_left is None:
@@ -171,6 +174,7 @@ class Run:
         """Records steps in the ledger, before they run."""
         interruptions.check()
         model = self._model
+        model.optimizer._noise_key.require_own_process()
         model.ledger.charge(
             self.entry, steps, self._epochs_to_charge, planned=self.steps_left
         )
@@ -343,8 +347,6 @@ class Run:
             uncovered = (*self.entry.uncovered, what)
             self.entry = dataclasses.replace(self.entry, uncovered=uncovered)
             if self._has_begun and self.entry.each_example_once_per_epoch:
-                # What follows in the epoch is an entry of its own.
-                self._epochs_to_charge = max(1, self._epochs_to_charge)
                 self._ledger_counts = None
 
     def observe_sums(self, observer: Callable, what: str):

@@ -397,7 +397,8 @@ class PrivateRandomSearch(keras_tuner.RandomSearch):
         """The hyper-parameters of the best trial.
 
         To train with them once more is another release, which the ledger has to
-        count too: pass the same `ledger_path` to `make_private`.
+        count too: pass the same `ledger_path` to `make_private`, once nothing
+        more is asked of the search.
 
         Args:
             num_trials: int, 1. Defaults to `1`.

@@ -66,6 +66,10 @@ def test_auto_is_the_best_number(monkeypatch):
         ),
         ({"bands": 2, "optimizer": "DPPowerSGD"}, "Leave bands out"),
         ({"bands": 2, "recipe": "full_batch"}, "Leave bands out"),
+        (
+            {**BUDGET, "bands": "auto", "sampling": "once_per_epoch"},
+            "Leave one of them out",
+        ),
         ({"optimizer_kwargs": {"bands": 2}}, "Set the field `bands`"),
         ({"bands": 21}, "Expected at most 20 groups"),
     ],
