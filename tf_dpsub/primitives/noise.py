@@ -29,8 +29,8 @@ class NoiseKey:
     entropy. A copy has a key of its own, and a pickle has none: two releases
     with the same noise would tell their difference. A process that was forked
     has the key of its parent, and is refused: `require_own_process`. It does
-    not depend on Keras's global seed. With a fixed `seed` whoever knows the seed can subtract
-    the noise: for experiments only.
+    not depend on Keras's global seed. With a fixed `seed` whoever knows the
+    seed can subtract the noise: for experiments only.
 
     Args:
         seed: int or None. Defaults to `None`, fresh entropy.
