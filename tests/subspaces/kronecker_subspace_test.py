@@ -297,9 +297,10 @@ def hostile_step(model, dtype):
             loss_scale=scale,
         )
         found = optimizer.released_sums(optimizer.clipped_sums(rows, keep))
-        return [*found, rows.valid]
+        return [[*found, rows.valid]]
 
-    return hostile_steps.Step(plain, sums)
+    (step,) = hostile_steps.steps_of(plain, sums, 1)
+    return step
 
 
 class TestSensitivity:

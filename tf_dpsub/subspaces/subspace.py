@@ -206,13 +206,15 @@ class Subspace(PublicState, abc.ABC):
         return cls(**config)
 
 
-def require_orthonormal(error, limit: float = linear_algebra.ORTHONORMALITY):
+def require_orthonormal(error, limit: float | None = None):
     """Raises in a step unless a basis is as orthonormal as it has to be.
 
     Args:
         error: float tensor, what `linear_algebra.orthonormality_error` gives.
-        limit: float, the most that it may be. Defaults to 2^-13.
+        limit: float, the most that it may be. Defaults to `None`,
+            `linear_algebra.ORTHONORMALITY`.
     """
+    limit = linear_algebra.ORTHONORMALITY if limit is None else limit
     return tf.debugging.assert_less_equal(
         error,
         tf.constant(limit),
