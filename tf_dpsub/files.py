@@ -1,12 +1,13 @@
 """Files that are replaced as a whole, and that their owner alone reads."""
 
 import contextlib
-import fcntl
 import functools
+import hashlib
 import json
 import os
 import pathlib
 import secrets
+import tempfile
 
 _INCOMPLETE = ".incomplete-"
 
@@ -131,15 +132,24 @@ def make_folder(path):
 
 
 @contextlib.contextmanager
-def locked(folder):
-    """Keeps out whoever locks the same folder, in any process, meanwhile.
+def locked(path):
+    """Keeps out whoever locks the same path, in any process, meanwhile.
 
-    Where the file system knows no locks, nobody is kept out.
+    The lock is an empty file among the temporary ones: the folder of the path
+    may have a lock of its own, and holds no file that is not asked for. Where
+    the file system knows no locks, nobody is kept out.
 
     Args:
-        folder: string or path-like.
+        path: string or path-like, which need not exist.
     """
-    handle = os.open(folder, os.O_RDONLY)
+    import fcntl  # which Windows lacks
+
+    name = hashlib.sha256(os.path.realpath(path).encode()).hexdigest()[:32]
+    handle = os.open(
+        os.path.join(tempfile.gettempdir(), f"tf_dpsub-{os.getuid()}-{name}"),
+        os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW,
+        0o600,
+    )
     try:
         with contextlib.suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_EX)

@@ -1,6 +1,8 @@
+import fcntl
 import itertools
 import json
 import math
+import os
 import threading
 
 import pytest
@@ -203,3 +205,15 @@ def test_of_two_that_write_at_once_the_second_is_refused(path, monkeypatch):
         True
     ]
     assert PrivacyLedger(path).steps == 1
+
+
+def test_writes_into_a_folder_that_is_locked(path, tmp_path):
+    """As a run's folder is, by the process that writes the ledger."""
+    ledger = PrivacyLedger(path)
+    handle = os.open(tmp_path, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        ledger.charge(POISSON, 1, planned=1)
+    finally:
+        os.close(handle)
+    assert [file.name for file in tmp_path.iterdir()] == ["ledger.json"]

@@ -98,9 +98,9 @@ class LedgerFile:
             OSError: If it cannot be written. It is then as it was.
         """
         content = encode(segments).encode()
-        folder = files.make_folder(os.path.dirname(os.path.abspath(self.path)))
+        files.make_folder(os.path.dirname(os.path.abspath(self.path)))
         # Of two that write at once, the second sees what the first has written.
-        with files.locked(folder):
+        with files.locked(self.path):
             if self._read() != self._content:
                 raise RuntimeError(
                     f"Expected {self.path} as this ledger left it, but "
