@@ -73,9 +73,9 @@ def mnist(inputs):
                 config=_config(run, method, epsilon, rate, seed),
                 accountant="pld",
             )
-            for run in _RUNS
-            for seed, epsilon, rate, method in itertools.product(
-                _SEEDS, _EPSILONS, run.rates, _METHODS
+            for seed, run in itertools.product(_SEEDS, _RUNS)
+            for epsilon, rate, method in itertools.product(
+                _EPSILONS, run.rates, _METHODS
             )
         ),
         figures={"accuracy": _best_accuracies},
