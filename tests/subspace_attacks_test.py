@@ -424,12 +424,7 @@ def layer_steps(methods, model, dtype, clip):
         private = tf_dpsub.make_private(plain)
         private.compile(made[-1], loss=product)
         attach_basis(private)
-    scale = hostile_steps.LOSS_SCALE.get(dtype, 1.0)
-
-    def losses(batch):
-        outputs = tf.cast(plain(batch["x"], training=True), tf.float32)
-        products = tf.reshape(outputs * batch["t"], [outputs.shape[0], -1])
-        return scale * tf.reduce_sum(products, 1), None
+    losses, scale = hostile_steps.losses_of(plain, dtype)
 
     @tf.function(autograph=False)
     def released_by_all(x, t, keep):

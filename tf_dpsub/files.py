@@ -135,26 +135,38 @@ def make_folder(path):
 def locked(path):
     """Keeps out whoever locks the same path, in any process, meanwhile.
 
-    The lock is an empty file among the temporary ones: the folder of the path
-    may have a lock of its own, and holds no file that is not asked for. Where
-    the file system knows no locks, nobody is kept out.
+    The lock is an empty file among the temporary ones, as long as it is held:
+    the folder of the path may have a lock of its own, and holds no file that is
+    not asked for. Where the file system knows no locks, nobody is kept out.
 
     Args:
         path: string or path-like, which need not exist.
     """
-    import fcntl  # which Windows lacks
-
     name = hashlib.sha256(os.path.realpath(path).encode()).hexdigest()[:32]
-    handle = os.open(
-        os.path.join(tempfile.gettempdir(), f"tf_dpsub-{os.getuid()}-{name}"),
-        os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW,
-        0o600,
-    )
+    lock = os.path.join(tempfile.gettempdir(), f"tf_dpsub-{os.getuid()}-{name}")
+    handle = _locked_file(lock)
     try:
-        with contextlib.suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
+        # While it is held: whoever waits for it finds that it is gone.
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(lock)
+        os.close(handle)
+
+
+def _locked_file(path):
+    """Locks a file that is made if need be: its open handle."""
+    import fcntl  # which Windows lacks
+
+    while True:
+        flags = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW
+        handle = os.open(path, flags, 0o600)
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(handle), os.stat(path)):
+                return handle
+        # Another one has held it, and removed it since.
         os.close(handle)
 
 

@@ -217,3 +217,16 @@ def test_writes_into_a_folder_that_is_locked(path, tmp_path):
     finally:
         os.close(handle)
     assert [file.name for file in tmp_path.iterdir()] == ["ledger.json"]
+
+
+def test_a_lock_leaves_no_file(path, tmp_path, monkeypatch):
+    locks = tmp_path / "locks"
+    locks.mkdir()
+    monkeypatch.setattr(files.tempfile, "gettempdir", lambda: str(locks))
+    with files.locked(path):
+        (lock,) = locks.iterdir()
+        # Whoever was waiting for a file that is gone takes a new one.
+        lock.unlink()
+    with files.locked(path):
+        assert len(list(locks.iterdir())) == 1
+    assert not list(locks.iterdir())

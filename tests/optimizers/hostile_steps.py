@@ -185,6 +185,28 @@ class Step:
         return x, random.normal(size=shape).astype("float32")
 
 
+def losses_of(model, dtype):
+    """The loss of each example, and the scale that is divided out of rows.
+
+    It is the inner product of the outputs and of `t`, their gradient.
+
+    Args:
+        model: `keras.Model`.
+        dtype: string, its policy.
+
+    Returns:
+        Function of a batch `{"x": ..., "t": ...}`, and a float.
+    """
+    scale = LOSS_SCALE.get(dtype, 1.0)
+
+    def losses(batch):
+        outputs = tf.cast(model(batch["x"], training=True), tf.float32)
+        products = tf.reshape(outputs * batch["t"], [outputs.shape[0], -1])
+        return scale * tf.reduce_sum(products, 1), None
+
+    return losses, scale
+
+
 def build_step(
     model,
     dtype,
@@ -221,7 +243,7 @@ def build_steps(
         List of `Step`.
     """
     model = model(dtype)
-    scale = LOSS_SCALE.get(dtype, 1.0)
+    losses, scale = losses_of(model, dtype)
     made = [
         optimizers.DPSGD(
             "sgd",
@@ -233,11 +255,6 @@ def build_steps(
     ]
     for optimizer in made:
         optimizer.build(model.trainable_variables)
-
-    def losses(batch):
-        outputs = tf.cast(model(batch["x"], training=True), tf.float32)
-        products = tf.reshape(outputs * batch["t"], [outputs.shape[0], -1])
-        return scale * tf.reduce_sum(products, 1), None
 
     @tf.function(autograph=False, jit_compile=jit_compile)
     def sums_of_all(x, t, keep):

@@ -249,12 +249,7 @@ class TestRelease:
         private.compile(optimizer, "mse")
         optimizer.build_for(private)
         optimizer.prepare()
-        scale = hostile_steps.LOSS_SCALE.get(dtype, 1.0)
-
-        def losses(batch):
-            outputs = tf.cast(plain(batch["x"], training=True), tf.float32)
-            products = tf.reshape(outputs * batch["t"], [outputs.shape[0], -1])
-            return scale * tf.reduce_sum(products, 1), None
+        losses, scale = hostile_steps.losses_of(plain, dtype)
 
         @tf.function(autograph=False)
         def sums(x, t, keep):

@@ -1,11 +1,12 @@
 """Stored rows, which must not change while batches are drawn of them."""
 
+import abc
 import os
 
 import numpy as np
 
 
-class StoredRows:
+class StoredRows(abc.ABC):
     """A source that gives the same row for an index, whatever is read with it.
 
     Attributes:
@@ -14,8 +15,9 @@ class StoredRows:
 
     assumptions: tuple[str, ...] = ()
 
+    @abc.abstractmethod
     def __len__(self):
-        raise NotImplementedError
+        """Number of rows."""
 
     def require_range(self, indices):
         """Refuses numbers of rows that there are not.

@@ -29,21 +29,20 @@ class Terms(abc.ABC):
     def combine(self, values):
         """Sum of vectors outer values `[batch, t, r]`, `[size, r]`."""
 
+
+class Vectors(Terms):
+    """Terms that can be added up for each row apart."""
+
+    @abc.abstractmethod
     def combine_each(self, values):
         """As `combine`, of each row apart, `[batch, size, r]`."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def dot_each(self, bases):
         """As `dot`, of bases `[batch, size, r]`, one for each row."""
-        raise NotImplementedError
-
-    @property
-    def needs_products(self) -> bool:
-        """Whether only the products of terms lead from one term to another."""
-        return False
 
 
-class Dense(Terms):
+class Dense(Vectors):
     """Vectors that are given.
 
     Args:
@@ -95,12 +94,8 @@ class OneHot(Terms):
             self.size,
         )
 
-    @property
-    def needs_products(self):
-        return True
 
-
-class Patches(Terms):
+class Patches(Vectors):
     """The parts of an image that a filter sees.
 
     Args:
@@ -183,7 +178,7 @@ def second_moment_product(pairs: list, basis, weights):
     ]
     others = [b for _, b in pairs]
     terms = sum(b.count for b in others)
-    if any(b.needs_products for b in others) or (
+    if any(isinstance(b, OneHot) for b in others) or (
         all(isinstance(b, Dense) for b in others)
         and terms * terms < others[0].size * basis.shape[1]
     ):
