@@ -111,10 +111,36 @@ def no_stacks():
         yield
 
 
+# By the names of files, the states of their generators when they were imported.
+_STATES: dict = {}
+
+
+def _generators(module):
+    """Random generators that the tests of a file share."""
+    if "numpy" not in sys.modules:
+        return []
+    from numpy.random import Generator
+
+    return [g for g in vars(module).values() if isinstance(g, Generator)]
+
+
+@pytest.fixture(autouse=True)
+def same_numbers(request, fresh_module):
+    """Gives a test the same numbers, whichever tests of its file ran before."""
+    generators = _generators(request.module)
+    for generator, state in zip(generators, _STATES[request.module.__name__]):
+        generator.bit_generator.state = state
+
+
 @pytest.fixture(scope="module", autouse=True)
-def fresh_module(same_entropy):
+def fresh_module(request, same_entropy):
     """Gives fixtures of a file the same seeds, and frees memory."""
     _ENTROPY.seed(_SEED)
+    module = request.module
+    _STATES.setdefault(
+        module.__name__,
+        [generator.bit_generator.state for generator in _generators(module)],
+    )
     yield
     if "keras" in sys.modules:
         # What was compiled of functions that are gone takes memory.

@@ -27,12 +27,6 @@ REDUCTIONS = [
 _random = np.random.default_rng(0)
 
 
-@pytest.fixture(autouse=True)
-def same_numbers():
-    """Gives a test the same numbers, whichever tests ran before."""
-    _random.bit_generator.state = np.random.default_rng(1).bit_generator.state
-
-
 def _normal(*shape):
     return _random.normal(size=shape).astype("float32")
 
