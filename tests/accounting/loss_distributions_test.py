@@ -1,5 +1,7 @@
 import dp_accounting
+import numpy as np
 import pytest
+from dp_accounting.pld import pld_pmf, privacy_loss_distribution
 
 from tf_dpsub.accounting import loss_distributions
 
@@ -27,8 +29,8 @@ def test_is_that_of_dp_accounting(event, count, interval):
     )
     accountant.compose(event, count)
     losses = loss_distributions.composed([(event, count)], interval)
-    for delta in (1e-7, 1e-5, 0.01):
-        assert losses.get_epsilon_for_delta(delta) == pytest.approx(
+    for delta in (1e-7, 1e-5, 0.01, 0.9):
+        assert loss_distributions.least_epsilon(losses, delta) == pytest.approx(
             accountant.get_epsilon(delta), rel=1e-6
         )
     for epsilon in (0.1, 1.0, 10.0):
@@ -42,9 +44,35 @@ def test_composes_different_events():
     accountant = dp_accounting.pld.PLDAccountant()
     for event, count in events:
         accountant.compose(event, count)
-    assert loss_distributions.composed(events, 1e-4).get_epsilon_for_delta(
-        1e-5
-    ) == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-7)
+    losses = loss_distributions.composed(events, 1e-4)
+    assert loss_distributions.least_epsilon(losses, 1e-5) == pytest.approx(
+        accountant.get_epsilon(1e-5), rel=1e-7
+    )
+
+
+@pytest.mark.parametrize(
+    "masses, infinite, delta",
+    [
+        ({0: 0.5, 1: 0.5}, 0.0, 1e-3),
+        ({-2: 0.5, 1: 0.25, 2: 0.25}, 0.0, 0.3),
+        # Epsilon is 0, or infinite.
+        ({-1: 0.9, 1: 0.1}, 0.0, 0.2),
+        ({0: 0.9}, 0.1, 0.01),
+        # An exponential without an inverse, below and at delta.
+        ({0: 0.5, 800: 0.5}, 0.0, 0.1),
+        ({0: 0.9, 800: 0.1}, 0.0, 0.2),
+        # Rounding of Fourier transforms leaves masses below zero.
+        ({0: 0.5, 1: -1e-17, 3: 0.5}, 0.0, 1e-12),
+    ],
+)
+def test_least_epsilon_of_some_masses(masses, infinite, delta):
+    lowest, highest = min(masses), max(masses)
+    dense = [masses.get(k, 0.0) for k in range(lowest, highest + 1)]
+    pmf = pld_pmf.DensePLDPmf(1.0, lowest, np.array(dense), infinite, True)
+    losses = privacy_loss_distribution.PrivacyLossDistribution(pmf)
+    assert loss_distributions.least_epsilon(losses, delta) == pytest.approx(
+        losses.get_epsilon_for_delta(delta), rel=1e-12
+    )
 
 
 @pytest.mark.parametrize(

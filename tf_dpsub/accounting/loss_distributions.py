@@ -56,6 +56,58 @@ def composed(counts, interval: float):
     return whole
 
 
+def least_epsilon(losses, delta: float) -> float:
+    """Smallest epsilon at a delta.
+
+    It is what `get_epsilon_for_delta` of dp-accounting says, which walks over
+    the grid in Python.
+
+    Args:
+        losses: `PrivacyLossDistribution` of dp-accounting.
+        delta: float in (0, 1).
+
+    Returns:
+        A float, infinite where the mass of infinite losses is beyond `delta`.
+    """
+    return max(
+        _least_epsilon(pmf, delta)
+        for pmf in (losses._pmf_remove, losses._pmf_add)
+    )
+
+
+def _least_epsilon(pmf, delta):
+    if not isinstance(pmf, pld_pmf.DensePLDPmf):
+        return pmf.get_epsilon_for_delta(delta)
+    if pmf._infinity_mass > delta:
+        return math.inf
+    masses = pmf._probs[::-1]
+    highest = pmf._lower_loss + len(masses) - 1
+    losses = (highest - np.arange(len(masses))) * pmf._discretization
+    # Masses of the losses above each one, also of the other distribution.
+    above = _sums_before(masses, pmf._infinity_mass)  # [losses + 1]
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        others = _sums_before(
+            np.where(masses == 0, 0.0, np.exp(-losses) * masses)
+        )
+        epsilons = np.log((above - delta) / others)
+    # A loss so large that its exponential has no inverse.
+    (beyond,) = np.nonzero((above[1:] >= delta) & (others[1:] == 0))
+    (reached,) = np.nonzero(
+        (above[:-1] > delta) & (others[:-1] > 0) & (epsilons[:-1] >= losses)
+    )
+    k = reached[0] if len(reached) else len(masses)
+    if len(beyond) and beyond[0] < k:
+        return max(0.0, float(losses[beyond[0]]))
+    if above[k] <= others[k] + delta:
+        return 0.0
+    return float(epsilons[k])
+
+
+def _sums_before(values, first=0.0):
+    """Sums of `first` and of the values before each one, and of all."""
+    return np.cumsum(np.concatenate([[first], values]))
+
+
 @functools.lru_cache(maxsize=8)
 def _repeated(event, count, interval):
     """Distribution of one event that ran several times; kept, as others vary.
