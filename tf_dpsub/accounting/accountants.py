@@ -42,6 +42,7 @@ from tf_dpsub.accounting import (
     gaussian_mixtures,
     loss_distributions,
     random_allocation,
+    sampled_gaussians,
     selection,
 )
 from tf_dpsub.checks import (
@@ -62,10 +63,10 @@ RDP_ORDERS = tuple(
     )
 )
 
-# Integer orders up to here are evaluated together.
-_MOST_TERMS = 1024
-
 PLD_INTERVAL = 1e-4
+
+# Beyond it the series of all orders would not fit into memory.
+_LARGEST_ORDER_AT_ONCE = 2.0**14
 
 # Less noise is accounted as none: its epsilon is beyond any use, and beyond the
 # range of the accountants' arithmetic.
@@ -683,78 +684,27 @@ def _curve(event, orders):
             event.mean,
             event.shape,
         )
+    if _is_sampled_gaussian(event) and max(orders) <= _LARGEST_ORDER_AT_ONCE:
+        curve = sampled_gaussians.renyi_divergences(
+            event.event.noise_multiplier, event.sampling_probability, orders
+        )
+    else:
+        accountant = dp_accounting.rdp.RdpAccountant(orders)
+        with _without_order_warnings():
+            accountant.compose(event)
+        curve = accountant.rdp
     # What lies below float64's rounding can come out as 0 or negative, which
     # would be read as "free".
-    return np.maximum(_sampled_gaussian_curve(event, orders), 1e-14)
+    return np.maximum(curve, 1e-14)
 
 
-def _sampled_gaussian_curve(event, orders):
-    """Rényi divergences of other events, at integer orders all at once.
-
-    dp-accounting evaluates one term of one order at a time in Python: most of
-    the terms are those of integer orders.
-    """
-    orders = np.asarray(orders)
-    at_once = np.zeros(len(orders), bool)
-    if (
+def _is_sampled_gaussian(event):
+    return (
         isinstance(event, dp_accounting.PoissonSampledDpEvent)
         and isinstance(event.event, dp_accounting.GaussianDpEvent)
         and 0 < event.sampling_probability < 1
         and event.event.noise_multiplier > 0
-    ):
-        at_once = (orders == np.floor(orders)) & (orders <= _MOST_TERMS)
-    curve = np.empty(len(orders))
-    if at_once.any():
-        curve[at_once] = _integer_orders(
-            event.event.noise_multiplier,
-            event.sampling_probability,
-            tuple(orders[at_once]),
-        )
-    if not at_once.all():
-        accountant = dp_accounting.rdp.RdpAccountant(orders[~at_once])
-        with _without_order_warnings():
-            accountant.compose(event)
-        curve[~at_once] = accountant.rdp
-    return curve
-
-
-def _integer_orders(noise_multiplier, rate, orders):
-    """Rényi divergences of a sampled Gaussian at integer orders.
-
-    Reference:
-      - [Rényi Differential Privacy of the Sampled Gaussian Mechanism](
-        https://arxiv.org/abs/1908.10530), section 3.3
-    """
-    coefficients = _log_binomials(orders)  # [orders, terms]
-    k = np.arange(coefficients.shape[1])
-    terms = (
-        coefficients
-        + k * math.log(rate)
-        + (np.array(orders)[:, None] - k) * math.log1p(-rate)
-        + (k * k - k) / (2 * noise_multiplier**2)
     )
-    return special.logsumexp(terms, axis=1) / (np.array(orders) - 1)
-
-
-@functools.lru_cache(maxsize=4)
-def _log_binomials(orders):
-    """Logs of the binomial coefficients of some orders, -inf beyond the last.
-
-    Args:
-        orders: tuple of floats that are whole numbers.
-
-    Returns:
-        Array of floats, `[orders, 1 + largest order]`.
-    """
-    n = np.array(orders)[:, None]
-    k = np.arange(n.max() + 1)
-    inside = np.maximum(n - k, 0)
-    logs = (
-        special.gammaln(n + 1)
-        - special.gammaln(k + 1)
-        - special.gammaln(inside + 1)
-    )
-    return np.where(k <= n, logs, -np.inf)
 
 
 def _grid_fits(totals, scale):
