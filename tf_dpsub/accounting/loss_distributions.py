@@ -80,27 +80,39 @@ def _least_epsilon(pmf, delta):
         return pmf.get_epsilon_for_delta(delta)
     if pmf._infinity_mass > delta:
         return math.inf
+    losses, above, others, divergences = _cumulated(pmf)
+    # A loss so large that its exponential has no inverse.
+    beyond = (above[1:] >= delta) & (others[1:] == 0)
+    reached = divergences >= delta
+    first = int(np.argmax(beyond | reached))
+    if beyond[first] and not reached[first]:
+        return max(0.0, float(losses[first]))
+    k = first if reached[first] else len(losses)
+    if above[k] <= others[k] + delta:
+        return 0.0
+    return math.log((above[k] - delta) / others[k])
+
+
+@functools.lru_cache(maxsize=4)
+def _cumulated(pmf):
+    """What the epsilons of all deltas follow from; kept, as deltas vary.
+
+    Returns:
+        Tuple of arrays: losses, falling; the sums `[losses + 1]` of the masses
+        before each loss, and of those of the other distribution; and the
+        hockey-stick divergence at each loss.
+    """
     masses = pmf._probs[::-1]
     highest = pmf._lower_loss + len(masses) - 1
     losses = (highest - np.arange(len(masses))) * pmf._discretization
-    # Masses of the losses above each one, also of the other distribution.
-    above = _sums_before(masses, pmf._infinity_mass)  # [losses + 1]
-    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+    above = _sums_before(masses, pmf._infinity_mass)
+    with np.errstate(over="ignore", invalid="ignore"):
         others = _sums_before(
             np.where(masses == 0, 0.0, np.exp(-losses) * masses)
         )
-        epsilons = np.log((above - delta) / others)
-    # A loss so large that its exponential has no inverse.
-    (beyond,) = np.nonzero((above[1:] >= delta) & (others[1:] == 0))
-    (reached,) = np.nonzero(
-        (above[:-1] > delta) & (others[:-1] > 0) & (epsilons[:-1] >= losses)
-    )
-    k = reached[0] if len(reached) else len(masses)
-    if len(beyond) and beyond[0] < k:
-        return max(0.0, float(losses[beyond[0]]))
-    if above[k] <= others[k] + delta:
-        return 0.0
-    return float(epsilons[k])
+        divergences = above[:-1] - others[:-1] * np.exp(losses)
+    divergences[~(others[:-1] > 0)] = -np.inf
+    return losses, above, others, divergences
 
 
 def _sums_before(values, first=0.0):
