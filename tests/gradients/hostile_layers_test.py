@@ -132,7 +132,7 @@ def mixing_error(problem):
 )
 def test_mixing_case_mixes(name):
     """A case that mixed nothing would excuse a proof that is blind to it."""
-    problem = CASES[name].problem()
+    problem = traced(name)[0]
     try:
         error = mixing_error(problem)
     except (tf.errors.InvalidArgumentError, ValueError, ZeroDivisionError):
@@ -166,7 +166,7 @@ def test_faint_mixing_passes_every_comparison():
 )
 def test_fallback_sees_one_example(name, implementation):
     """One example at a time is right whatever a layer does in a batch."""
-    problem = CASES[name].problem()
+    problem = traced(name)[0]
     measured = model_zoo.measure(problem, implementation)
     assert_truth(problem, measured, model_zoo.rows_alone(problem))
 

@@ -178,6 +178,7 @@ class TestPlan:
                 methods=("DP-SGD", "PDP-SGD", "RGP"),
                 ranks=(4, 8, 500),
                 clips=(0.5, 1.0),
+                points=1,
                 measure_cost=True,
             ),
         )

@@ -140,7 +140,7 @@ class TestOneModelEach:
             (second, "float32"),
         ):
             before = flat(model.get_weights())
-            model.fit(X, Y.astype(dtype), steps_per_epoch=1, verbose=0)
+            model.train_on_batch(X, Y.astype(dtype))
             moved = flat(model.get_weights()) - before
             basis = matrix_of(subspace)
             outside = moved - basis @ (basis.T @ moved)
