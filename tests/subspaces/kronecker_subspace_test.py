@@ -422,7 +422,7 @@ class TestRefresh:
                 noise_multiplier=noise,
                 **arguments,
             )
-            attached(model).optimizer.prepare()
+            model.train_on_batch(X, Y)
             chosen.append(model.optimizer.subspace.selection.ranks[0])
             # What is not in use is no part of the step.
             basis = matrix_of(model.optimizer.subspace)

@@ -95,7 +95,9 @@ class MechanismAudit(StepAudit):
             )
         ]
 
-    def check_sensitivity(self, cases: int = 300, seed: int = 0) -> list:
+    def check_sensitivity(
+        self, cases: int = 300, seed: int = 0, until: float = math.inf
+    ) -> list:
         """Searches for an example that moves what is released too far.
 
         Neighbouring batches are drawn of kinds that are hard: gradients that
@@ -107,6 +109,8 @@ class MechanismAudit(StepAudit):
         Args:
             cases: int, pairs of batches. Defaults to `300`.
             seed: int. Defaults to `0`.
+            until: float, ends the search at the first pair that moves it
+                further, in units of what is claimed. Defaults to `inf`.
 
         Returns:
             List of one `Finding`.
@@ -126,7 +130,7 @@ class MechanismAudit(StepAudit):
                 climb.tell(batch, moved)
             if not moved <= worst:
                 worst, worst_batch = moved, batch
-            if math.isnan(worst):
+            if not worst <= until:
                 break
         policy = self.dtype_policy
         in_policy = "" if policy == "float32" else f", {policy}"
@@ -135,7 +139,7 @@ class MechanismAudit(StepAudit):
                 check=f"sensitivity{in_policy}",
                 passed=worst <= 1,
                 value=worst,
-                detail=f"Of {cases} pairs of batches, one example moves what "
+                detail=f"Of {k + 1} pairs of batches, one example moves what "
                 f"is released by at most {worst:.6f} of what is claimed.",
             )
         ]
