@@ -43,7 +43,13 @@ def pytest_addoption(parser):
     )
 
 
+# Files with tests of a minute. These begin first, so that at the end no worker
+# waits for another's.
+_LONG = ("tests/tutorials_test.py", "tests/distribution_test.py")
+
+
 def pytest_collection_modifyitems(config, items):
+    items.sort(key=lambda item: not item.nodeid.startswith(_LONG))
     if config.getoption("--slow"):
         return
     slow = [item for item in items if item.get_closest_marker("slow")]
