@@ -10,6 +10,8 @@ import sys
 
 import pytest
 
+from tests.stacks import without_stacks
+
 if sys.dont_write_bytecode:
     # Each process would compile the modules of TensorFlow and Keras anew, which
     # takes longer than all else of importing them. The environment keeps what
@@ -101,19 +103,11 @@ def same_entropy():
 
 @pytest.fixture(scope="session", autouse=True)
 def no_stacks():
-    """Lets no operation of a graph record the functions that it was made by.
-
-    Those of pytest are many: to extract them took a tenth of all tracing. They
-    enter messages of errors in steps that run, and nothing else.
-    """
+    """Stacks of operations are not extracted, where Keras is there at first."""
     if "keras" not in sys.modules:
         yield
         return
-    from tensorflow.python.util import tf_stack
-
-    same = tf_stack.extract_stack()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tf_stack, "extract_stack", lambda stacklevel=1: same)
+    with without_stacks():
         yield
 
 

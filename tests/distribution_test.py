@@ -5,8 +5,6 @@ drawn once: all of what is released can be compared.
 """
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -17,10 +15,10 @@ from tests import distributed_training, workers
 from tests.distributed_training import (
     CLIP,
     DRAWN,
-    EPOCHS,
     EXAMPLES,
     MECHANISMS,
     RATE,
+    STEPS,
     all_trained,
     trained,
 )
@@ -42,19 +40,14 @@ def _one():
 @pytest.fixture(name="without_noise", scope="module")
 def _without_noise():
     strategy = tf.distribute.get_strategy()
-    results = trained(strategy, "DP-SGD", noise=0.0, seed=None, epochs=1)
+    results = trained(strategy, "DP-SGD", noise=0.0, seed=None, steps=1)
     return results["change"]
 
 
 @pytest.fixture(name="mirrored", scope="module")
 def _mirrored():
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.distributed_training", "mirrored"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return _output(done.stdout, done.stderr, done.returncode)
+    with workers.alone(distributed_training.main, "mirrored") as process:
+        return _output(*process.communicate(), process.returncode)
 
 
 @pytest.fixture(name="of_workers", scope="module")
@@ -70,7 +63,7 @@ def _several(request):
     return results[0] if isinstance(results, list) else results
 
 
-@pytest.mark.parametrize("name", [*MECHANISMS, "in blocks", "own examples"])
+@pytest.mark.parametrize("name", [*MECHANISMS, "own examples, in blocks"])
 def test_train_as_one(name, one, several):
     """Every example is drawn (q = 1): sums over replicas are those of one."""
     alone, together = one[name], several[name]
@@ -78,7 +71,7 @@ def test_train_as_one(name, one, several):
     np.testing.assert_allclose(
         together["change"], alone["change"], rtol=1e-4, atol=1e-5
     )
-    assert together["steps"] == alone["steps"] == EPOCHS
+    assert together["steps"] == alone["steps"] == STEPS
 
 
 @pytest.mark.parametrize("name", DRAWN)

@@ -30,7 +30,7 @@ def test_runs(notebook, tmp_path, monkeypatch):
     program.write_text("\n\n".join(cells(notebook, "code")), "utf-8")
     monkeypatch.chdir(tmp_path)
     # A search of 30 expected trials may have hundreds.
-    monkeypatch.setattr(selection, "draw_trials", lambda *_: 3)
+    monkeypatch.setattr(selection, "draw_trials", lambda *_: 2)
     runpy.run_path(str(program))
 
 

@@ -1,4 +1,4 @@
-"""Several processes on this machine that train together."""
+"""Processes that train on this machine, several together or one alone."""
 
 import contextlib
 import json
@@ -8,6 +8,8 @@ import pathlib
 import socket
 import sys
 import tempfile
+
+from tests.stacks import without_stacks
 
 # Modules are loaded once, TensorFlow begins in each process.
 _PROCESSES = multiprocessing.get_context("forkserver")
@@ -21,10 +23,10 @@ class _Worker:
     Args:
         function: callable, of a module.
         arguments: sequence of its arguments.
-        cluster: dict, for `TF_CONFIG`.
+        cluster: dict, for `TF_CONFIG`; None without others.
     """
 
-    def __init__(self, function, arguments, cluster):
+    def __init__(self, function, arguments, cluster=None):
         self._folder = tempfile.TemporaryDirectory()
         self._files = [
             pathlib.Path(self._folder.name) / name for name in ("out", "err")
@@ -65,8 +67,10 @@ def _call(function, arguments, cluster, files):
         with open(file, "w", encoding="utf-8") as opened:
             os.dup2(opened.fileno(), descriptor)
     os.chdir(_ROOT)
-    os.environ["TF_CONFIG"] = json.dumps(cluster)
-    function(*arguments)
+    if cluster is not None:
+        os.environ["TF_CONFIG"] = json.dumps(cluster)
+    with without_stacks():
+        function(*arguments)
 
 
 def program(*argv):
@@ -75,6 +79,24 @@ def program(*argv):
 
     sys.argv = ["launchers/train.py", *argv]
     train.run()
+
+
+@contextlib.contextmanager
+def alone(function, *arguments):
+    """Starts one process, which sets up devices of its own.
+
+    Args:
+        function: callable, of a module, that it calls.
+        *arguments: for it.
+
+    Yields:
+        The process, with texts.
+    """
+    process = _Worker(function, arguments)
+    try:
+        yield process
+    finally:
+        process.close()
 
 
 @contextlib.contextmanager
