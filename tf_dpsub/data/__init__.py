@@ -7,6 +7,7 @@ from tf_dpsub.data.persons import limit_rows
 from tf_dpsub.data.poisson_batches import PoissonBatches
 from tf_dpsub.data.public_images import load_images
 from tf_dpsub.data.public_texts import load_texts
+from tf_dpsub.data.random_images import dead_leaves
 from tf_dpsub.data.record_rows import TFRecordRows
 from tf_dpsub.data.sharded_rows import ShardedRows
 
@@ -17,6 +18,7 @@ __all__ = [
     "PoissonBatches",
     "ShardedRows",
     "TFRecordRows",
+    "dead_leaves",
     "limit_rows",
     "load",
     "load_images",
