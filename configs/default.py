@@ -83,10 +83,11 @@ def get_config():
     # The subspace of an optimizer that works in one. The basis of a public
     # subspace comes from `public_examples` of the data set; or, if
     # `public_data` is an .npz file, from so many of its images (0: all),
-    # fitted to the model's input. Labels of images from a file are random:
-    # drawn anew whenever the basis is computed. `random_public_labels` does so
-    # for the data set, too. The basis of a fixed subspace is read from the .npz
-    # file that `subspace_kwargs` names as `basis`: the first `rank` of its
+    # fitted to the model's input; "dead_leaves" stands for images of that
+    # random process (0: 2,000). Labels of these images are random: drawn anew
+    # whenever the basis is computed. `random_public_labels` does so for the
+    # data set, too. The basis of a fixed subspace is read from the .npz file
+    # that `subspace_kwargs` names as `basis`: the first `rank` of its
     # `directions` [parameters, n]. `ProjectedDPSGD` projects from `start_epoch`
     # on; the first epoch is 1.
     config.subspace = config_dict.placeholder(str)

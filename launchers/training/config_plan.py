@@ -169,7 +169,7 @@ def recommendation_of(config, labelled="public", most=1000):
     if config.public_data is not None and loaded.is_text:
         others = data.load_texts(config.public_data)
     elif config.public_data is not None:
-        others = data.load_images(config.public_data, loaded.input_shape)
+        others = objects.public_images(config, loaded)
     model = None
     if len(y) and not (loaded.is_text or recipes.has_features(config)):
         model = objects.plain_model(config, loaded)

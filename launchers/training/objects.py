@@ -21,6 +21,7 @@ from tf_dpsub import (
     subspaces,
 )
 from tf_dpsub.data import npz
+from tf_dpsub.data import public_images as image_files
 from tf_dpsub.launchers.training import trained_parts
 from tf_dpsub.launchers.training.config_checks import choose, construct
 
@@ -29,6 +30,9 @@ _PRIVATE_OPTIMIZERS = {
     for name in optimizers.__all__
     if name != "PrivateOptimizer"
 }
+# Names images of a random process instead of a file, and how many of them.
+DEAD_LEAVES = "dead_leaves"
+_DRAWN_IMAGES = 2000
 # Number of examples whose gradients are recorded.
 _RECORDED_EXAMPLES = 1000
 # Models whose targets are texts.
@@ -284,7 +288,7 @@ def public_examples(config, loaded):
         Tuple of inputs and labels; of inputs alone if labels are to be random.
     """
     if config.public_data is not None:
-        images = data.load_images(config.public_data, loaded.input_shape)
+        images = public_images(config, loaded)
         count = config.public_examples or len(images)
         if count > len(images):
             raise ValueError(
@@ -296,13 +300,35 @@ def public_examples(config, loaded):
         raise ValueError(
             "Expected public examples, got none. Set "
             "public_examples to take some of the data set, or public_data to "
-            "the path of an .npz file with images, or of a file with texts."
+            "the path of an .npz file with images, or of a file with texts; or, "
+            f"if there are no images, to {DEAD_LEAVES!r}."
         )
     x, y = keras.tree.map_structure(
         lambda a: a[: config.public_examples],
         (loaded.x_public, loaded.y_public),
     )
     return (x,) if config.random_public_labels else (x, y)
+
+
+def public_images(config, loaded):
+    """The public images that a config names, fitted to the model's input.
+
+    Args:
+        config: `ml_collections.ConfigDict`.
+        loaded: `tf_dpsub.data.Dataset`.
+
+    Returns:
+        float32 array, as `data.load_images` returns it: of the file
+        `public_data`, or, where that is `"dead_leaves"`, `public_examples`
+        (0: 2,000) images of that random process, drawn from the config's seed.
+    """
+    shape = loaded.input_shape
+    if config.public_data != DEAD_LEAVES:
+        return data.load_images(config.public_data, shape)
+    height, width, _ = image_files.checked_shape(shape)
+    count = config.public_examples or _DRAWN_IMAGES
+    images = data.dead_leaves(count, (height, width), config.seed)
+    return image_files.fitted(images, shape)
 
 
 def inner_optimizer(config, steps):

@@ -25,8 +25,24 @@ def load_images(path, input_shape: tuple):
         ValueError: if the file does not hold such images, or the model takes
             none.
     """
-    height, width, channels = _checked_shape(input_shape)
-    images = _read(path)
+    checked_shape(input_shape)
+    return fitted(_read(path), input_shape)
+
+
+def fitted(images, input_shape: tuple):
+    """Converts images to the input shape of a model.
+
+    Args:
+        images: uint8 array `[images, height, width, 1 or 3]`.
+        input_shape: tuple of ints, as for `load_images`.
+
+    Returns:
+        float32 array, as `load_images` returns it.
+
+    Raises:
+        ValueError: if the model takes no images.
+    """
+    height, width, channels = checked_shape(input_shape)
     images = tf.constant(images, tf.float32) / 255.0
     if images.shape[-1] == 3 and channels == 1:
         images = tf.image.rgb_to_grayscale(images)
@@ -38,7 +54,8 @@ def load_images(path, input_shape: tuple):
     return tf.clip_by_value(images, 0.0, 1.0).numpy()
 
 
-def _checked_shape(input_shape):
+def checked_shape(input_shape):
+    """Height, width and channels of a model's input, if these are images."""
     shape = tuple(input_shape)
     if len(shape) != 3 or shape[-1] not in (1, 3):
         raise ValueError(

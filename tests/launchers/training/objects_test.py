@@ -141,6 +141,20 @@ class TestSubspace:
         assert subspace.public_inputs.shape == (30, 8, 8, 1)
         assert any("random labels" in note for note in subspace.notes)
 
+    @pytest.mark.parametrize("given, drawn", [(0, 2000), (30, 30)])
+    def test_images_of_a_random_process(self, given, drawn):
+        config = changed(
+            **PDP | {"public_examples": given, "public_data": "dead_leaves"}
+        )
+        loaded = objects.dataset(config)
+        images = objects.public_images(config, loaded)
+        leaves = data.dead_leaves(drawn, (8, 8), config.seed)
+        luma = leaves @ np.float32([0.2989, 0.587, 0.114]) / 255
+        np.testing.assert_allclose(images, luma[..., None], atol=1e-3)
+        (inputs,) = objects.public_examples(config, loaded)
+        np.testing.assert_array_equal(inputs, images)
+        assert len(loaded.y_train) == 1438
+
     def test_some_images_of_a_file_leave_all_examples_private(self, images):
         config = changed(**PDP | {"public_examples": 12, "public_data": images})
         _, subspace = optimizer_and_subspace(config)
