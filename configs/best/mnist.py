@@ -1,9 +1,9 @@
 """Private classifier of MNIST, by the most accurate recipe: a head.
 
-Public images scale the features: those of a random process, "dead leaves", which
-show nobody; or `--config.public_data=FILE` names an .npz file with about 2,000
-images of any kind, as `images`, uint8. Set the privacy by `--config.epsilon`: the
-number of steps, the rate and the noise follow from it.
+Public images scale the features: those of a random process, "dead leaves",
+which show nobody. `--config.public_data=FILE` names an .npz file with others,
+about 2,000 of any kind, as `images`, uint8. Set the privacy by
+`--config.epsilon`: the number of steps, the rate and the noise follow from it.
 """
 
 from tf_dpsub.configs import default

@@ -300,8 +300,8 @@ def public_examples(config, loaded):
         raise ValueError(
             "Expected public examples, got none. Set "
             "public_examples to take some of the data set, or public_data to "
-            "the path of an .npz file with images, or of a file with texts; or, "
-            f"if there are no images, to {DEAD_LEAVES!r}."
+            "the path of an .npz file with images, or of a file with texts; "
+            f"or, if there are no images, to {DEAD_LEAVES!r}."
         )
     x, y = keras.tree.map_structure(
         lambda a: a[: config.public_examples],

@@ -9,6 +9,7 @@ import pytest
 from tests.data.short_splits import read_at_most
 from tests.models.checkpoints import write
 from tf_dpsub import data, heads
+from tf_dpsub.configs.best import mnist
 from tf_dpsub.data import public_origins
 from tf_dpsub.launchers.training import objects, recipes, training_run
 from tf_dpsub.planning import rules
@@ -21,17 +22,6 @@ def _config(name, public_data=None):
     config = config.get_config()
     config.public_data = public_data
     return config
-
-
-@pytest.fixture(scope="module")
-def public_data(tmp_path_factory):
-    """Random grey and coloured shapes: images of nobody."""
-    generator = np.random.default_rng(0)
-    coarse = generator.integers(0, 256, (60, 8, 8, 3), np.uint8)
-    images = coarse.repeat(4, 1).repeat(4, 2)
-    path = tmp_path_factory.mktemp("public") / "images.npz"
-    np.savez(path, images=images)
-    return str(path)
 
 
 @pytest.mark.parametrize("name", _NAMES)
@@ -83,9 +73,10 @@ def test_a_run_from_a_ridge_start(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("data_dir")
-def test_run(public_data, tmp_path, monkeypatch):
-    """2,000 digits at epsilon 1, far above chance, by features of shapes."""
-    config = _config("mnist", public_data)
+def test_run(tmp_path, monkeypatch):
+    """2,000 digits at epsilon 1, far above chance, without a public image."""
+    config = mnist.get_config()
+    config.public_examples = 60
     config.private_examples = 2000
     config.features.rank = 50
     config.recipe_kwargs = {"steps": 10}
