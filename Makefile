@@ -59,7 +59,8 @@ JAX := .venv-jax
 WORKERS := $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
 # An allocator that suits the many small objects of a graph takes a tenth of the
 # time off, where there is one.
-ALLOCATOR := $(firstword $(wildcard /usr/lib/*/libjemalloc.so.2))
+ALLOCATOR := $(firstword $(wildcard \
+	/usr/lib/$(shell uname -m)-linux-gnu/libjemalloc.so.2))
 PYTEST := $(if $(ALLOCATOR),LD_PRELOAD=$(ALLOCATOR)) $(RUN) -m pytest \
 	-n $(WORKERS) --maxprocesses 4 --dist worksteal -rs
 LAYOUT := --line-length 80 --target-version py311

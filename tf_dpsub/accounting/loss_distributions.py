@@ -93,7 +93,8 @@ def _least_epsilon(pmf, delta):
     return math.log((above[k] - delta) / others[k])
 
 
-@functools.lru_cache(maxsize=4)
+# Both directions of one distribution.
+@functools.lru_cache(maxsize=2)
 def _cumulated(pmf):
     """What the epsilons of all deltas follow from; kept, as deltas vary.
 

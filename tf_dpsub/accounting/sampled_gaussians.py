@@ -72,20 +72,17 @@ def _log_moments(noise_multiplier, rate, orders, terms):
     i = np.arange(terms)
     j = np.array(orders)[:, None] - i
     coefficients = _log_binomials(orders, terms)
-    below = (
-        coefficients
-        + i * log_rate
-        + j * log_miss
-        + (i * i - i) / (2 * variance)
-        + special.log_ndtr((z0 - i) / noise_multiplier)
-    )
-    above = (
-        coefficients
-        + j * log_rate
-        + i * log_miss
-        + (j * j - j) / (2 * variance)
-        + special.log_ndtr((j - z0) / noise_multiplier)
-    )
+
+    def series(drawn, missed, inside):
+        return (
+            coefficients
+            + drawn * log_rate
+            + missed * log_miss
+            + (drawn * drawn - drawn) / (2 * variance)
+            + special.log_ndtr(inside / noise_multiplier)
+        )  # [orders, terms]
+
+    below, above = series(i, j, z0 - i), series(j, i, j - z0)
     sums = special.logsumexp(np.concatenate([below, above], 1), axis=1)
     ends = (
         (below[:, -1] < below[:, -2])

@@ -11,6 +11,7 @@ from tf_dpsub.auditing.hard_batches import Climb, hard_batch, mutated
 from tf_dpsub.auditing.lower_bounds import epsilon_of_rates
 from tf_dpsub.auditing.statistics import Finding
 from tf_dpsub.auditing.step_audit import StepAudit
+from tf_dpsub.checks import check_count
 
 
 class MechanismAudit(StepAudit):
@@ -114,7 +115,11 @@ class MechanismAudit(StepAudit):
 
         Returns:
             List of one `Finding`.
+
+        Raises:
+            ValueError: if `cases` is not positive.
         """
+        check_count("cases", cases)
         generator = np.random.default_rng(seed)
         worst, worst_batch = 0.0, None
         climb = Climb(self, generator)

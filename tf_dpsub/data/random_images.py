@@ -14,8 +14,8 @@ def dead_leaves(count: int, size: tuple = (32, 32), seed: int = 0):
     """Draws images of leaves of one colour each, which cover one another.
 
     Edges, corners and plain areas of all sizes are as frequent in them as in
-    photographs. What is public in them can be computed from the seed: they
-    serve where features need public images and there are none.
+    photographs, and all follows from the seed: they serve where features need
+    public images and there are none.
 
     Leaves are discs and squares, turned by any angle. The density of their
     radius r falls as r⁻³, from 2 pixels to half of the image. Places, angles
@@ -61,18 +61,19 @@ def dead_leaves(count: int, size: tuple = (32, 32), seed: int = 0):
     generator = np.random.default_rng(seed)
     return np.concatenate(
         [
-            _drawn(min(_CHUNK, count - first), height, width, generator)
+            _drawn(
+                min(_CHUNK, count - first), height, width, largest, generator
+            )
             for first in range(0, count, _CHUNK)
         ]
     )
 
 
-def _drawn(count, height, width, generator):
+def _drawn(count, height, width, largest, generator):
     """Some images: leaves are laid under those that are there."""
     images = np.zeros((count, height, width, 3), np.uint8)
     is_bare = np.ones((count, height, width), bool)
     rows, columns = np.indices((height, width), np.float32)
-    largest = _LARGEST_SHARE * min(height, width)
     left = np.arange(count)  # images with bare pixels
     while len(left):
         # By inversion of the distribution of a radius.
