@@ -2,6 +2,7 @@
 
 Features are those of `configs/best`. A head is trained by full-batch DP-SGD on
 all of them, or on their main public directions, whitened: a public subspace.
+The former, which is there to be compared with, is simulated.
 """
 
 import dataclasses
@@ -140,8 +141,9 @@ class AccuracyByEpsilon:
     """Accuracy by epsilon of heads on features, tuned, beside published ones.
 
     Settings are chosen on a part that is held out of training, by a simulation
-    of the mechanism with one seed, which takes a fraction of the time; private
-    runs with new seeds report on the test split.
+    of the mechanism with one seed, which takes a fraction of the time; new
+    seeds report on the test split: private runs in a public subspace, and
+    simulations of DP-SGD on all features.
     """
 
     name = "accuracy_by_epsilon"
@@ -258,12 +260,12 @@ class _Trials:
         setting, ends = neighbour_search.best_of(
             start, grid, self._scores, _TOGETHER, _LEAST_GAIN
         )
-        results = []
-        for seed in _SEEDS:
-            try:
-                results.append(self._tested(setting, seed))
-            except neighbour_search.Unknown:
-                break
+        tested = (
+            self._simulated_tests
+            if method == _ALL_FEATURES
+            else self._private_tests
+        )
+        results = tested(setting)
         return Row(
             point=self._point,
             method=method,
@@ -329,45 +331,72 @@ class _Trials:
     def _scores(self, settings):
         """Held-out accuracies of settings, of which missing ones are tried."""
         self._tried += len(settings)
-        files_of = {
-            s: self._file("simulated", s, _TUNING_SEED) for s in settings
-        }
-        missing = [s for s in settings if not files_of[s].exists()]
-        missing.sort(key=_features)
-        for _, group in itertools.groupby(missing, _features):
-            self._simulate({s: files_of[s] for s in group})
-        return [files.read_json(files_of[s])["accuracy"] for s in settings]
+        trials = [(setting, _TUNING_SEED) for setting in settings]
+        missing = self._missing("simulated", trials)
+        missing.sort(key=lambda trial: _features(trial[0]))
+        for _, group in itertools.groupby(
+            missing, lambda trial: _features(trial[0])
+        ):
+            self._simulate("simulated", list(group))
+        return [r["accuracy"] for r in self._finished("simulated", trials)]
 
-    def _simulate(self, files_of):
-        """Tries settings that have the same features, at once.
+    def _simulated_tests(self, setting):
+        """Simulates the seeds on the test split, all at once."""
+        trials = [(setting, seed) for seed in _SEEDS]
+        missing = self._missing("simulated_test", trials)
+        try:
+            if missing:
+                self._simulate("simulated_test", missing)
+        except neighbour_search.Unknown:
+            pass
+        return self._finished("simulated_test", trials)
+
+    def _private_tests(self, setting):
+        """Makes the private run of each seed."""
+        trials = [(setting, seed) for seed in _SEEDS]
+        try:
+            for trial in self._missing("test", trials):
+                result = linear_heads.train(
+                    self._split(setting),
+                    self._shortened(setting),
+                    self._point.epsilon,
+                    _DELTA,
+                    trial[1],
+                )
+                self._write("test", trial, result)
+        except neighbour_search.Unknown:
+            pass
+        return self._finished("test", trials)
+
+    def _missing(self, part, trials):
+        return [t for t in trials if not self._file(part, *t).exists()]
+
+    def _finished(self, part, trials):
+        """The results of the finished ones of some trials, as dicts."""
+        there = [self._file(part, *trial) for trial in trials]
+        return [files.read_json(file) for file in there if file.exists()]
+
+    def _simulate(self, part, trials):
+        """Simulates trials that have the same features, at once.
 
         Args:
-            files_of: dict from settings to the files of their results.
+            part: string, `"simulated"` on the part that is held out of
+                training, or `"simulated_test"` on the test split.
+            trials: list of pairs of a setting and a seed.
         """
-        split = self._split(next(iter(files_of)))
+        split = self._split(trials[0][0])
+        if part == "simulated":
+            split = split.held_out(self._point.task.held_out)
+        settings, seeds = zip(*trials)
         results = linear_heads.simulate(
-            split.held_out(self._point.task.held_out),
-            [self._shortened(setting) for setting in files_of],
+            split,
+            [self._shortened(setting) for setting in settings],
             self._point.epsilon,
             _DELTA,
-            _TUNING_SEED,
+            seeds,
         )
-        for (setting, file), result in zip(files_of.items(), results):
-            self._write(file, result, setting, _TUNING_SEED)
-
-    def _tested(self, setting, seed):
-        """The result of a private run, which is made unless it was before."""
-        file = self._file("test", setting, seed)
-        if not file.exists():
-            result = linear_heads.train(
-                self._split(setting),
-                self._shortened(setting),
-                self._point.epsilon,
-                _DELTA,
-                seed,
-            )
-            self._write(file, result, setting, seed)
-        return files.read_json(file)
+        for trial, result in zip(trials, results):
+            self._write(part, trial, result)
 
     def _split(self, setting):
         if self._cache is None:
@@ -386,9 +415,10 @@ class _Trials:
             / f"{self._point.name}_{part}_{name}_seed{seed}.json"
         )
 
-    def _write(self, file, result, setting, seed):
-        setting = dataclasses.asdict(self._shortened(setting))
-        files.write_json(file, result | {"setting": setting, "seed": seed})
+    def _write(self, part, trial, result):
+        file = self._file(part, *trial)
+        setting = dataclasses.asdict(self._shortened(trial[0]))
+        files.write_json(file, result | {"setting": setting, "seed": trial[1]})
         print(
             f"{file.stem}: {100 * result['accuracy']:.2f} % in "
             f"{durations.text(result['seconds'])}",
@@ -452,7 +482,8 @@ def table(title, rows, fraction, command):
         "chosen for each row on training examples held out, by simulations "
         "with another seed, in a search that ends where no neighbour in the "
         f"grid is better by more than {100 * _LEAST_GAIN:g} points. **No ε "
-        "covers this choice.**"
+        f"covers this choice.** {_ALL_FEATURES} on all features is simulated "
+        "on the test split, too."
     ]
     if fraction != 1:
         lines += ["", f"Shortened: {fraction:g} of the steps."]
@@ -508,7 +539,7 @@ def _settings(rows):
             field: " (end of the grid)" if field in row.ends else ""
             for field in ("rate", "clip", "steps", "rank")
         }
-        spent = max(r["epsilon"] for r in row.results)
+        spent = [r["epsilon"] for r in row.results if "epsilon" in r]
         cells = [
             row.point.task.title,
             f"{row.point.epsilon:g}",
@@ -519,7 +550,7 @@ def _settings(rows):
             f"{setting.steps}{marks['steps']}",
             "" if setting.whiten is None else f"{setting.whiten:g}",
             f"{first['noise_multiplier']:.3g}",
-            round_up(spent, digits=3),
+            round_up(max(spent), digits=3) if spent else "simulated",
             f"{row.seconds:.0f}",
             str(row.tried),
         ]

@@ -51,7 +51,7 @@ def _head(examples, setting, epsilon, delta):
     )
 
 
-def simulate(split, settings, epsilon, delta, seed):
+def simulate(split, settings, epsilon, delta, seeds):
     """Trains linear heads as `train` does, by a simulation.
 
     The noise has the same distribution, but is neither secure nor exact:
@@ -60,23 +60,25 @@ def simulate(split, settings, epsilon, delta, seed):
     Args:
         split: `feature_cache.Split`, the features of all settings.
         settings: list of `Setting`, which differ in neither rank nor whitening.
-        epsilon, delta, seed: as `train`.
+        epsilon, delta: as `train`.
+        seeds: list of ints, of the noise of each setting.
 
     Returns:
-        List of dicts, for each setting the accuracy, the number of examples
-        and its share of how long it took.
+        List of dicts as those of `train`, but without an epsilon: of how long
+        it took, each has its share.
     """
     from tf_dpsub.planning import simulated_heads
 
     began = time.monotonic()
     examples, size = split.x_train.shape
     num_classes = int(split.y_train.max()) + 1
+    heads = [_head(examples, setting, epsilon, delta) for setting in settings]
     kernels = simulated_heads.full_batches(
         split.x_train,
         split.y_train,
         np.zeros((size, num_classes)),
-        [_head(examples, setting, epsilon, delta) for setting in settings],
-        [np.random.default_rng(seed) for _ in settings],
+        heads,
+        [np.random.default_rng(seed) for seed in seeds],
     )
     x_test = split.x_test.astype(np.float32)
     accuracies = [
@@ -85,8 +87,15 @@ def simulate(split, settings, epsilon, delta, seed):
     ]
     seconds = (time.monotonic() - began) / len(settings)
     return [
-        {"accuracy": accuracy, "examples": examples, "seconds": seconds}
-        for accuracy in accuracies
+        {
+            "accuracy": accuracy,
+            "noise_multiplier": head.noise_multiplier,
+            "learning_rate": head.learning_rate,
+            "examples": examples,
+            "features": size,
+            "seconds": seconds,
+        }
+        for accuracy, head in zip(accuracies, heads)
     ]
 
 

@@ -104,9 +104,10 @@ class TestRun:
         assert line.count(" ± ") == 2
         rows = [row.split(" | ") for row in settings.splitlines()[4:]]
         assert [row[2] for row in rows] == list(study._METHODS)
-        for row in rows:
-            # Rounded up, from at most the ε that was asked for.
-            assert 3.99 < float(row[9]) <= 4.01
+        private, simulated = rows
+        # Rounded up, from at most the ε that was asked for.
+        assert 3.99 < float(private[9]) <= 4.01
+        assert simulated[9] == "simulated"
         assert (finished / "accuracy.png").stat().st_size > 10_000
 
     def test_the_best_of_the_held_out_part_is_reported(self, finished):
@@ -145,14 +146,18 @@ class TestRun:
             other.method: dataclasses.asdict(other.setting),
         }
 
+    @pytest.mark.parametrize(
+        "features, seeds",
+        [("_test_rank*", [1, 2]), ("_simulated_test_all_*", [2, 1])],
+    )
     def test_a_missing_seed_is_run_again_and_shown_as_missing(
-        self, small, copied, public_images, capsys
+        self, small, copied, public_images, capsys, features, seeds
     ):
-        (file,) = copied.glob("trials/*_test_all_*_seed2.json")
+        (file,) = copied.glob(f"trials/*{features}_seed2.json")
         held = json.loads(file.read_text())
         file.unlink()
         rows = study.finished_rows([study.Point(small, 4.0)], copied, 0.05)
-        assert [len(row.results) for row in rows] == [2, 1]
+        assert [len(row.results) for row in rows] == seeds
         assert "(1 of 2 seeds)" in study.table("", rows, 0.05, "")
         out, *_ = run(copied.parent, capsys, public_images=public_images)
         assert out.count("digits_epsilon4_") == 1

@@ -58,8 +58,11 @@ class TestTrain:
     def test_a_simulation_is_as_accurate(self):
         """Both lose some points to the noise."""
 
-        def simulate(split, setting, *args):
-            return linear_heads.simulate(split, [setting], *args)[0]
+        def simulate(split, setting, epsilon, delta, seed):
+            (result,) = linear_heads.simulate(
+                split, [setting], epsilon, delta, [seed]
+            )
+            return result
 
         private, simulated = (
             np.mean(
@@ -72,3 +75,12 @@ class TestTrain:
         )
         assert 0.9 < private < 0.96
         assert simulated == pytest.approx(private, abs=0.02)
+
+    def test_seeds_are_simulated_at_once(self):
+        setting = dataclasses.replace(SETTING, steps=2)
+        arguments = self.split(), [setting] * 3, 0.01, 1e-5
+        first, again, other = linear_heads.simulate(*arguments, [1, 1, 2])
+        assert first["accuracy"] == again["accuracy"] != other["accuracy"]
+        assert (first["examples"], first["features"]) == (2000, 8)
+        private = linear_heads.train(self.split(), setting, 0.01, 1e-5, seed=1)
+        assert first["noise_multiplier"] == private["noise_multiplier"]
