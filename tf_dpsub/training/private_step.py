@@ -1,13 +1,16 @@
 """The part of a training step that sees private data."""
 
+import functools
+
 import keras
 import tensorflow as tf
+from absl import logging
 from keras import tree
 from keras.src import backend
 
 from tf_dpsub import gradients
-from tf_dpsub.gradients import selection
-from tf_dpsub.gradients.graph import effects, sources
+from tf_dpsub.gradients import selection, vectorized
+from tf_dpsub.gradients.graph import effects, sizes, sources
 from tf_dpsub.gradients.rows import mask_rows, scale_rows
 from tf_dpsub.gradients.tracing import trace
 from tf_dpsub.layers import conversion
@@ -27,13 +30,17 @@ class PrivateStep:
 
     A batch is a dict of `x`, `y`, `w` (sample weights) and `real`, which is 0
     in rows that only pad it; these come last; and of `rows` where views may be
-    missing. It is worked through in microbatches of static size.
+    missing. It is worked through in passes of a few static sizes, which add up
+    to hardly more rows than are real. The largest is that of a microbatch.
 
     Formal guarantees: what leaves the step is the sums, to be perturbed by the
     optimizer, and training metrics, which are private. States of the model
     that it changes, such as seeds of dropout, have public values afterwards.
     The row of an example is the mean of the gradients of its views: clipped as
-    one, it moves a sum by the clip at most, however many views there are.
+    one, it moves a sum by the clip at most, however many views there are. How
+    many rows are real decides which passes there are, and so does the place of
+    an example: passes have several sizes only where it is proved that a row is
+    the same function in all of them.
 
     Args:
         model: compiled `PrivateModel`, whose optimizer is built.
@@ -50,6 +57,7 @@ class PrivateStep:
             view to another.
         optimizer: the private optimizer that it clips for.
         implementation: string, how per-example gradients are computed.
+        pass_sizes: tuple of int, the sizes of passes, from the largest down.
         is_compiled: bool, whether XLA compiles them.
         assumptions: tuple of strings, what was taken as public unchecked.
 
@@ -68,7 +76,11 @@ class PrivateStep:
         self._public_views = self._views.of_public(spec)
         self.spec = self._views.without_axis(spec)
         self.optimizer = model.optimizer
-        self._microbatch_size = spec["real"].shape[0]
+        self._passes = microbatches.passes_of(
+            spec["real"].shape[0],
+            self.optimizer.batch_size
+            / model.distribute_strategy.num_replicas_in_sync,
+        )
         self._metrics = model._compile_metrics
         self._per_example_loss = None
         if model._compile_loss is not None:
@@ -82,11 +94,8 @@ class PrivateStep:
         loss_fn = self._loss_fn(self._views)
         plain = model.model
         self._states = step_states.StepStates(plain)
-        forward = selection.forward_pass(
-            loss_fn,
-            spec,
-            [*plain.non_trainable_variables, *self._states.variables],
-        )
+        states = [*plain.non_trainable_variables, *self._states.variables]
+        forward = selection.forward_pass(loss_fn, spec, states)
         self._states.keep(forward.changed)
         self.assumptions = (
             ("what Python functions of the model keep, or read elsewhere",)
@@ -112,6 +121,7 @@ class PrivateStep:
             name=model.model.name,
             forward=forward,
         )
+        self._require_equal_rows(spec, loss_fn, forward, states)
         self._states.share(
             step_states.uses_of(
                 self.implementation,
@@ -147,6 +157,41 @@ class PrivateStep:
         """
         _require_graphs()
         return self._function(batch)
+
+    @property
+    def pass_sizes(self):
+        return self._passes.sizes
+
+    def _require_equal_rows(self, spec, loss_fn, forward, states):
+        """Leaves one size of passes, unless rows are equal in all of them."""
+        largest, *others = self.pass_sizes
+        if self.implementation == "map_fn":
+            # An example is alone, and a loop over them ends with the last.
+            return
+        try:
+            for size in others:
+                smaller = microbatches.spec_of(spec, size)
+                if self.implementation == "graph":
+                    other = selection.forward_pass(loss_fn, smaller, states)
+                    sizes.require_same_rows(
+                        *(
+                            sizes.Traced(f.losses, f.inputs)
+                            for f in (forward, other)
+                        ),
+                        self._may_read,
+                    )
+                elif not vectorized.vectorizes(
+                    loss_fn, smaller, self.optimizer.per_example_variables
+                ):
+                    raise gradients.Unproven("is not vectorized in each size")
+        except Exception as e:  # whatever the model raises for another size
+            logging.info(
+                "Microbatches of %s all have the size %d: %s",
+                self._model.model.name,
+                largest,
+                e,
+            )
+            self._passes = microbatches.one_size(largest)
 
     def _build(self, spec):
         """Creates variables of losses and metrics outside of any step.
@@ -224,52 +269,82 @@ class PrivateStep:
         return y_pred, tf.add_n([losses, *added]), outputs
 
     def _sums(self, batch):
-        """Clipped sums over a batch, one microbatch after another.
+        """Clipped sums over a batch, one pass after another.
 
-        The number of microbatches follows the number of real rows, which come
-        first: neither padding nor the capacity of a batch costs time.
+        The passes follow from the number of real rows, which come first:
+        neither padding nor the capacity of a batch costs time.
 
         The running sums are float64. In float32, one example more can carry a
         sum over a power of two, from where on all later ones are rounded more
         coarsely: the sum would move by more than the clip.
         """
         self._states.begin_step()
-        size = self._microbatch_size
-        parts = tree.map_structure(
-            lambda t: tf.reshape(t, [-1, size, *t.shape[1:]]), batch
-        )  # [passes, microbatch, ...]
-        if parts["real"].shape[0] == 1:
-            return self._microbatch_sums(
-                tree.map_structure(lambda t: t[0], parts)
-            )
+        largest = self.pass_sizes[0]
         drawn = tf.cast(tf.reduce_sum(batch["real"]), tf.int32)
-        passes = tf.maximum(1, -(-drawn // size))
+        if batch["real"].shape[0] == largest:
+            fitting = tf.constant(self.pass_sizes) >= drawn
+            return self._pass(
+                batch, 0, tf.reduce_sum(tf.cast(fitting, tf.int32)) - 1
+            )
+        ends = self._ends_of_passes(drawn)
 
-        def body(i, sums):
-            part = tree.map_structure(lambda t: t[i], parts)
+        def body(i, first, sums):
+            k = tf.reduce_sum(tf.cast(ends <= i, tf.int32))
             sums = [
                 a + tf.cast(b, tf.float64)
-                for a, b in zip(sums, self._microbatch_sums(part))
+                for a, b in zip(sums, self._pass(batch, first, k))
             ]
-            return i + 1, sums
+            return i + 1, first + tf.gather(self.pass_sizes, k), sums
 
         shapes = [tf.TensorShape(s) for s in self.optimizer.sum_shapes()]
-        first = loop = shapes
+        before = loop = shapes
         if not self.is_compiled:
             # A sum that begins as a scalar takes no memory beside the first
-            # microbatch. XLA wants shapes that stay.
-            first = [tf.TensorShape([]) for _ in shapes]
+            # pass. XLA wants shapes that stay.
+            before = [tf.TensorShape([]) for _ in shapes]
             loop = [tf.TensorShape(None) for _ in shapes]
-        counter = tf.constant(0)
-        _, sums = tf.while_loop(
-            lambda i, _: i < passes,
+        zero = tf.constant(0)
+        *_, sums = tf.while_loop(
+            lambda i, *_: i < ends[-1],
             body,
-            [counter, [tf.zeros(shape, tf.float64) for shape in first]],
-            shape_invariants=[counter.shape, loop],
-            # Else up to ten microbatches are in memory at a time.
+            [zero, zero, [tf.zeros(shape, tf.float64) for shape in before]],
+            shape_invariants=[zero.shape, zero.shape, loop],
+            # Else up to ten passes are in memory at a time.
             parallel_iterations=1,
         )
         return [tf.ensure_shape(s, shape) for s, shape in zip(sums, shapes)]
+
+    def _ends_of_passes(self, drawn):
+        """Numbers of passes up to those of each size, `[sizes]`.
+
+        Larger draws than the plan is for begin with passes of the largest size.
+        """
+        planned = self._passes.counts
+        largest = self.pass_sizes[0]
+        beyond = tf.maximum(0, -(-(drawn - (len(planned) - 1)) // largest))
+        counts = tf.gather(planned, drawn - beyond * largest)
+        return tf.cumsum(counts) + beyond
+
+    def _pass(self, batch, first, k):
+        """Sums over the pass of the size k that begins at a row."""
+
+        def sums_of(size):
+            part = tree.map_structure(
+                lambda t: tf.slice(
+                    t,
+                    [first] + [0] * (t.shape.rank - 1),
+                    [size, *t.shape[1:]],
+                ),
+                batch,
+            )
+            return self._microbatch_sums(part)
+
+        if len(self.pass_sizes) == 1:
+            return sums_of(self.pass_sizes[0])
+        return tf.switch_case(
+            k,
+            [functools.partial(sums_of, size) for size in self.pass_sizes],
+        )
 
     def per_example_gradients(self, part: dict, variables: list | None = None):
         """Gradients of the examples of a batch, worked through as a whole.
