@@ -130,8 +130,7 @@ def calibrate(
             epochs=max(1, epochs - initial_epoch),
         )
         optimizer.calibrate(_least_noise(ledger, target, run, beside))
-    is_other = before and before != optimizer.effective_noise_multiplier
-    if is_other and hasattr(optimizer, "subspace"):
+    if before and before != optimizer.effective_noise_multiplier:
         # What follows public data may have chosen by the noise.
         model.forget_steps()
     if verbose:
