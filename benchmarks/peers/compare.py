@@ -10,8 +10,8 @@ Measurements are kept in `runs.jsonl`, so that an interrupted comparison
 goes on where it was: nothing else should run on the machine. `table.md`,
 `results.json` and `bars.png` are written to the workdir.
 
-With `--epochs` turns are whole epochs, of batches that each library draws in its
-own way, as its users train; without it, steps on a fixed batch.
+With `--epochs` turns are whole epochs, of batches that each library draws in
+its own way, as its users train; without it, steps on a fixed batch.
 """
 
 import contextlib

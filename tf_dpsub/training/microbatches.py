@@ -56,15 +56,13 @@ def default_size(
     """
     expected = batch_size / replicas
     most = expected + _DEVIATIONS * math.sqrt(expected)
-    limit = LARGEST_MICROBATCH
     if tf.config.list_logical_devices("GPU"):
-        limit = _ON_GPU // views
-    elif _numbers(model) * views > _FEW_NUMBERS:
+        return max(2, min(_ON_GPU // views, _in_vectors(most)))
+    if _numbers(model) * views > _FEW_NUMBERS:
         limit = _ON_CPU // views
         if expected <= limit:
             # One pass is better than two, of which one is nearly empty.
             limit += limit // 2
-    if limit < LARGEST_MICROBATCH:
         return max(2, min(limit, _in_vectors(most)))
     parts = math.ceil(most / LARGEST_MICROBATCH)
     return max(2, _in_vectors(most / parts))
