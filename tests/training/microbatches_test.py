@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tf_dpsub
-from tf_dpsub.training import microbatches
+from tf_dpsub.training import microbatches, private_batches
 
 L = keras.layers
 
@@ -152,3 +152,70 @@ def test_passes_fit_into_whole_microbatches(largest, expected):
 def test_small_batches_have_passes_of_one_size():
     assert microbatches.passes_of(12, 8).sizes == (12,)
     assert microbatches.passes_of(4, 40).sizes == (4,)
+
+
+def sums_of(model, rows):
+    """Clipped sums of so many examples of a batch of Poisson sampling."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(rows, 4)).astype("float32")
+    batch = private_batches.padded(model, (x, np.ones([rows, 2], "float32")))
+    model.prepare_training(
+        tf.nest.map_structure(tf.type_spec_from_value, batch)
+    )
+    return [s.numpy() for s in model.training_step(batch)]
+
+
+def compiled(layer, **arguments):
+    keras.utils.set_random_seed(0)
+    model = tf_dpsub.make_private(
+        keras.Sequential([keras.Input((4,)), layer, L.Dense(2)])
+    )
+    jit_compile = arguments.pop("jit_compile", False)
+    model.compile(
+        tf_dpsub.optimizers.DPSGD(
+            keras.optimizers.SGD(0.1),
+            l2_norm_clip=0.1,
+            noise_multiplier=1.0,
+            batch_size=32,
+            **arguments,
+        ),
+        loss="mse",
+        jit_compile=jit_compile,
+    )
+    return model
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"jit_compile": True}, {"per_example": "vectorized_map"}],
+    ids=["graph", "compiled", "vectorized_map"],
+)
+def test_sizes_of_passes_never_change_the_result(arguments, monkeypatch):
+    model = compiled(L.Dense(3, "tanh"), **arguments)
+    rows = (30, 41, 61)
+    sums = [sums_of(model, n) for n in rows]
+    assert model.training_step.pass_sizes == (48, 40, 32, 28)
+    assert model.training_step.is_compiled == ("jit_compile" in arguments)
+    monkeypatch.setattr(
+        microbatches, "passes_of", lambda *_: microbatches.one_size(48)
+    )
+    model = compiled(L.Dense(3, "tanh"), **arguments)
+    for n, expected in zip(rows, sums):
+        for a, b in zip(sums_of(model, n), expected, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    assert model.training_step.pass_sizes == (48,)
+
+
+class BySize(L.Layer):
+    """A layer that reads how many examples it is given."""
+
+    def call(self, x):
+        return x * keras.ops.cast(keras.ops.shape(x)[0], x.dtype)
+
+
+def test_models_that_read_the_size_have_passes_of_one():
+    """Else the gradient of an example would tell how many were drawn."""
+    model = compiled(BySize())
+    sums_of(model, 30)
+    assert model.training_step.implementation == "graph"
+    assert model.training_step.pass_sizes == (48,)

@@ -83,6 +83,23 @@ HOSTILE = {
         features=x, alpha=1.0 / batch(x)
     ),
     "a gradient of its own": lambda x: by_size(x),
+    "a gradient of its own in a loop": lambda x: tf.while_loop(
+        lambda i, _: i < 2, lambda i, h: (i + 1, by_size(h)), [0, x]
+    )[1],
+    "the shape of a list's elements": lambda x: (
+        x
+        * tf.cast(
+            tf.raw_ops.TensorListElementShape(
+                input_handle=tf.raw_ops.TensorListReserve(
+                    element_shape=tf.constant([batch(x)]),
+                    num_elements=2,
+                    element_dtype=tf.float32,
+                ),
+                shape_type=tf.int32,
+            )[0],
+            tf.float32,
+        )
+    ),
     "a last place": lambda x: x * tf.cast(tf.range(batch(x))[-1], tf.float32),
 }
 

@@ -48,7 +48,8 @@ _SHAPES = {
     "TensorListStack": (1,),
     "Tile": (1,),
 }
-_FILLS = frozenset("Fill OnesLike TensorListReserve ZerosLike".split())
+_LISTS = ("EmptyTensorList", "TensorListReserve")
+_FILLS = frozenset("Fill OnesLike ZerosLike".split())
 _MEASURES = frozenset("Rank Shape ShapeN Size".split())
 # Slices that are alike stay so.
 _KEEPING = frozenset(
@@ -64,7 +65,10 @@ _NOT_WITHIN = (
     _FILLS
     | _MEASURES
     | effects.DRAWS
-    | frozenset("BroadcastTo Range Tile VariableShape".split())
+    | frozenset(
+        "BroadcastTo Range TensorListElementShape Tile VariableShape".split()
+    )
+    | frozenset(_LISTS)
 )
 # Attributes that hold shapes, or names that are given once.
 _FREE = frozenset(
@@ -228,12 +232,13 @@ class _Comparison:
             return self._of_function(op, twin, kinds, k)
         if BATCHED in needed:
             return self._of_batch(output, other, growth)
+        if op.type in _LISTS and SIZED in kinds:
+            # The list tells the shape of its elements.
+            return ALIKE if set(needed) <= {SAME} else SIZED
         if draws.is_draw(op) and growth == ALIKE:
             return BATCHED if set(needed) <= {SAME} else SIZED
         if set(kinds) <= {SAME} or (growth == SAME and set(needed) <= {SAME}):
             return SAME if growth == SAME else SIZED
-        if op.type == "TensorListReserve":
-            return ALIKE
         is_keeping = (
             op.type in _KEEPING
             or rules.is_elementwise(op)
@@ -355,6 +360,9 @@ def _is_equal(definition, other):
     shapes_alone = _shapes_alone(definition)
     for node, twin in zip(definition.node_def, other.node_def):
         if node.op != twin.op or _is_of_size(node.op):
+            return False
+        if "_gradient_op_type" in node.attr:
+            # Its gradient is Python code, which may look at shapes.
             return False
         inputs = [
             [_renamed(places, name) for name in each.input]
