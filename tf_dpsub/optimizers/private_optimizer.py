@@ -46,7 +46,7 @@ class PrivateOptimizer(OptimizerWrapper, abc.ABC):
         stability: float, for automatic clipping. Defaults to `None`, 0.01.
         microbatch_size: int, the most examples processed at a time, up to 512.
             It changes speed and memory, never the result. Defaults to `None`:
-            on a CPU 64 (96 if batches are small; of small models all); GPU: 512.
+            on a CPU 64 (96 if batches are small; of small models all), GPU 512.
         per_example: string, `"graph"` (raises where nothing can be proved),
             `"vectorized_map"` (one example at a time), or `"auto"` (the first
             that applies). Defaults to `"auto"`.
