@@ -180,6 +180,46 @@ def step_of(model, dataset):
     return functools.partial(model.train_function, iter(dataset))
 
 
+def epoch_of(model, x, y):
+    """Function that trains by `fit`, for an epoch of Poisson batches.
+
+    A plain model takes shuffled batches of a fixed size. The epoch draws from
+    the batch, repeated until there are as many examples as it has steps for.
+
+    Args:
+        model: compiled `keras.Model`, or a `tf_dpsub.PrivateModel`.
+        x: structure of arrays, inputs of a batch of the expected size.
+        y: array, labels.
+
+    Returns:
+        Function without arguments, which returns the seconds of a step in the
+        mean over the epoch, without what `fit` does before it.
+    """
+    batch_size = len(y)
+    x, y = keras.tree.map_structure(
+        lambda a: np.concatenate([a] * workloads.STEPS_OF_EPOCH), (x, y)
+    )
+
+    def epoch():
+        if isinstance(model, tf_dpsub.PrivateModel):
+            model.current_run = None
+        clock = _Clock()
+        model.fit(x, y, batch_size=batch_size, verbose=0, callbacks=[clock])
+        return clock.seconds / workloads.STEPS_OF_EPOCH
+
+    return epoch
+
+
+class _Clock(keras.callbacks.Callback):
+    """Times an epoch."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._start = time.perf_counter()
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.seconds = time.perf_counter() - self._start
+
+
 class _Endless:
     """A run of `fit` without a last step and without charges."""
 
@@ -212,6 +252,22 @@ def measure_steps(steps, blocks):
                 logs = run()
             float(logs["loss"])
             times[name].append((time.perf_counter() - start) / count)
+    return times
+
+
+def measure_epochs(epochs, blocks):
+    """Seconds per step of each kind, in epochs that alternate.
+
+    Args:
+        epochs: dict of functions, as `epoch_of` returns them.
+        blocks: int, epochs of each kind.
+    """
+    for epoch in epochs.values():
+        epoch()
+    times = {name: [] for name in epochs}
+    for _ in range(blocks):
+        for name, epoch in epochs.items():
+            times[name].append(epoch())
     return times
 
 

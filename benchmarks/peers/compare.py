@@ -9,6 +9,9 @@ speed of the machine drifts. Each round repeats all of it.
 Measurements are kept in `runs.jsonl`, so that an interrupted comparison
 goes on where it was: nothing else should run on the machine. `table.md`,
 `results.json` and `bars.png` are written to the workdir.
+
+With `--epochs` turns are whole epochs, of batches that each library draws in
+its own way, as its users train; without it, steps on a fixed batch.
 """
 
 import contextlib
@@ -44,6 +47,10 @@ _TIMEOUT = flags.DEFINE_float(
     "timeout", 900.0, "Until a process is ready or has made its turn's steps."
 )
 
+_EPOCHS = flags.DEFINE_bool(
+    "epochs", False, "Times whole epochs instead of steps on a fixed batch."
+)
+
 OURS = "tf_dpsub"
 # The method that all others are compared with.
 REFERENCE = "graph"
@@ -76,7 +83,7 @@ _COLOURS = {
 }
 
 
-def measure(workdir, names, frameworks, rounds, seconds, timeout):
+def measure(workdir, names, frameworks, rounds, seconds, timeout, epochs=False):
     """Runs the tasks that have not run yet.
 
     Args:
@@ -86,6 +93,7 @@ def measure(workdir, names, frameworks, rounds, seconds, timeout):
         rounds: int.
         seconds: float, of steps, of each process.
         timeout: float, seconds until a process answers.
+        epochs: bool, whether whole epochs are timed. Defaults to False.
 
     Returns:
         List of dicts, all runs so far.
@@ -111,13 +119,13 @@ def measure(workdir, names, frameworks, rounds, seconds, timeout):
     for (_, name), group in itertools.groupby(
         pending, lambda task: _key(task)[:2]
     ):
-        with _reference(name, timeout) as reference:
+        with _reference(name, timeout, epochs) as reference:
             for task in group:
                 count += 1
                 if _key(task)[1:] in hopeless:
                     continue
                 # The process writes its framework's title.
-                run = _run(task, reference, seconds, timeout) | task
+                run = _run(task, reference, seconds, timeout, epochs) | task
                 if "ms" not in run:
                     hopeless.add(_key(task)[1:])
                 runs.append(run)
@@ -143,17 +151,17 @@ def _key(run):
 
 
 @contextlib.contextmanager
-def _reference(name, timeout):
+def _reference(name, timeout, epochs):
     """The process of our DP-SGD on a workload, ready for turns."""
-    with _Process(name, OURS, REFERENCE, timeout) as process:
+    with _Process(name, OURS, REFERENCE, timeout, epochs) as process:
         process.answer()
         yield process
 
 
-def _run(task, reference, seconds, timeout):
+def _run(task, reference, seconds, timeout, epochs):
     """Result of a process that takes turns with another one."""
     with _Process(
-        task["workload"], task["framework"], task["method"], timeout
+        task["workload"], task["framework"], task["method"], timeout, epochs
     ) as process:
         try:
             result = process.answer()
@@ -161,7 +169,8 @@ def _run(task, reference, seconds, timeout):
                 return result
             result |= {"ms": [], "our_ms": []}
             end = time.monotonic() + 2 * seconds
-            while len(result["ms"]) < timing.FEWEST or time.monotonic() < end:
+            fewest = 1 if epochs else timing.FEWEST
+            while len(result["ms"]) < fewest or time.monotonic() < end:
                 turn = process.make_steps(_SECONDS_A_TURN)
                 result["ms"] += turn["ms"]
                 result["peak_mib"] = turn["peak_mib"]
@@ -185,7 +194,7 @@ class _FailedError(Exception):
 class _Process:
     """A process that makes steps on request."""
 
-    def __init__(self, name, framework, method, timeout):
+    def __init__(self, name, framework, method, timeout, epochs):
         folder = FRAMEWORKS[framework][0]
         python = sys.executable if folder is None else f"{folder}/bin/python"
         self._timeout = timeout
@@ -200,6 +209,7 @@ class _Process:
                     f"--workload={name}",
                     f"--method={method}",
                     "--turns",
+                    *(["--epochs"] if epochs else []),
                 ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -488,7 +498,8 @@ def main(_):
                 f"error: Expected --{flag.name} among {', '.join(names)}, got "
                 f"{', '.join(sorted(unknown))}."
             )
-    workdir = pathlib.Path(WORKDIR.value or "out/bench")
+    default = "out/bench_epochs" if _EPOCHS.value else "out/bench"
+    workdir = pathlib.Path(WORKDIR.value or default)
     try:
         runs = measure(
             workdir,
@@ -497,6 +508,7 @@ def main(_):
             _ROUNDS.value,
             _SECONDS.value,
             _TIMEOUT.value,
+            _EPOCHS.value,
         )
     except _FailedError as error:
         return f"error: Expected steps of {OURS} to compare with: {error}"

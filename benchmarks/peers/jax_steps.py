@@ -10,17 +10,24 @@ the weights:
   example over a microbatch, microbatch by microbatch, and
   `jax_privacy.noise_addition.gaussian_privatizer`.
 
+Epochs of `vmap` take the indices of their batches from JAX Privacy's
+`CyclicPoissonSampling`, padded by its `pad_to_multiple_of` to multiples of an
+eighth of the batch, so that few sizes are compiled; those of `plain` from a
+permutation.
+
 Models are functions of nested dictionaries of weights. What the group
 "embeddings" holds is frozen in some workloads.
 """
 
 import functools
+import time
 
 import jax
 import jax.numpy as jnp
 import jax_privacy
 import numpy as np
 import optax
+from jax_privacy import batch_selection
 
 from benchmarks.peers import timing, workloads
 
@@ -371,26 +378,81 @@ def _size(tree):
 
 
 def _built(name, method):
+    update, state, *counts = _prepared(name, method)
+    batch = jax.device_put(workloads.data(name))
+
+    def step():
+        nonlocal state
+        state = jax.block_until_ready(update(state, *batch))
+
+    return step, *counts
+
+
+def _built_epoch(name, method):
+    update, state, *counts = _prepared(name, method)
+    size = workloads.WORKLOADS[name].batch
+    x, y = (
+        np.concatenate([part] * workloads.STEPS_OF_EPOCH)
+        for part in workloads.data(name)
+    )
+    rng = np.random.default_rng(0)
+
+    def epoch():
+        nonlocal state
+        start = time.perf_counter()
+        for indices, is_padding in batches(len(x), size, method, rng):
+            padding = (
+                {} if method == "plain" else {"is_padding_example": is_padding}
+            )
+            state = jax.block_until_ready(
+                update(state, x[indices], y[indices], **padding)
+            )
+        return time.perf_counter() - start
+
+    return epoch, *counts
+
+
+def batches(examples, size, method, rng):
+    """Yields the indices of the batches of an epoch, and which are padding.
+
+    Args:
+        examples: int.
+        size: int, the expected batch size.
+        method: string.
+        rng: `np.random.Generator`.
+    """
+    steps = examples // size
+    if method == "plain":
+        for indices in rng.permutation(examples).reshape(steps, size):
+            yield indices, np.zeros(size, bool)
+        return
+    strategy = batch_selection.CyclicPoissonSampling(
+        sampling_prob=size / examples, iterations=steps
+    )
+    for indices in strategy.batch_iterator(examples, rng=rng):
+        indices = batch_selection.pad_to_multiple_of(indices, max(1, size // 8))
+        yield indices, indices == -1
+
+
+def _prepared(name, method):
+    """The update of a step, its first state, and numbers of parameters."""
     loss, trained, frozen = _model(name)
     gradient, optimizer = _METHODS[method](loss, name)
 
     @functools.partial(jax.jit, donate_argnums=0)
-    def update(state, frozen, x, y):
+    def update(state, frozen, x, y, **padding):
         trained, optimizer_state = state
         updates, optimizer_state = optimizer.update(
-            gradient(trained, frozen, x, y), optimizer_state
+            gradient(trained, frozen, x, y, **padding), optimizer_state
         )
         return optax.apply_updates(trained, updates), optimizer_state
 
+    def update_trained(state, *batch, **padding):
+        return update(state, frozen, *batch, **padding)
+
     count = _size(trained)
-    batch = jax.device_put(workloads.data(name))
     state = trained, optimizer.init(trained)
-
-    def step():
-        nonlocal state
-        state = jax.block_until_ready(update(state, frozen, *batch))
-
-    return step, count + _size(frozen), count
+    return update_trained, state, count + _size(frozen), count
 
 
 if __name__ == "__main__":
@@ -399,4 +461,5 @@ if __name__ == "__main__":
         f"JAX {jax.__version__}, JAX Privacy {jax_privacy.__version__}",
         tuple(_METHODS),
         _built,
+        built_epoch=_built_epoch,
     )

@@ -10,10 +10,16 @@ All methods run eagerly, as is PyTorch's default, on a GPU if there is one:
 - `ghost`: Opacus's `GradSampleModuleFastGradientClipping` with its optimizer
   and its loss: a first backward pass finds the norms, of linear layers and
   embeddings without their gradients, and a second one has clipped gradients.
+
+Epochs take their batches from Opacus's `DPDataLoader`, by Poisson sampling and
+without padding; those of `plain` from a `DataLoader` that shuffles.
 """
+
+import time
 
 import opacus
 import torch
+from opacus.data_loader import DPDataLoader
 from opacus.grad_sample import (
     GradSampleModule,
     GradSampleModuleFastGradientClipping,
@@ -25,6 +31,7 @@ from opacus.utils.fast_gradient_clipping_utils import (
 )
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.peers import timing, workloads
 
@@ -35,6 +42,37 @@ _DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 def built(workload, method):
     """Builds the step for `timing.main`."""
+    model, x, y = _prepared(workload, method)
+    one_logit = workloads.WORKLOADS[workload].one_logit
+    return new_step(model, x, y, method, one_logit), *_counts(model)
+
+
+def built_epoch(workload, method):
+    """Builds the epoch for `timing.main`."""
+    model, x, y = _prepared(workload, method)
+    step = new_steps(
+        model, len(x), method, workloads.WORKLOADS[workload].one_logit
+    )
+    repeats = workloads.STEPS_OF_EPOCH
+    loader = DataLoader(
+        TensorDataset(*(torch.cat([part] * repeats) for part in (x, y))),
+        batch_size=len(x),
+        shuffle=True,
+    )
+    if method != "plain":
+        loader = DPDataLoader.from_data_loader(loader)
+
+    def epoch():
+        start = time.perf_counter()
+        for batch in loader:
+            step(*batch)
+        return time.perf_counter() - start
+
+    return epoch, *_counts(model)
+
+
+def _prepared(workload, method):
+    """Model and batch of a workload."""
     sizes = workloads.WORKLOADS[workload]
     if method == "ghost" and sizes.is_language_model:
         raise NotImplementedError(
@@ -50,9 +88,7 @@ def built(workload, method):
         x = x.permute(0, 3, 1, 2).clone(memory_format=torch.contiguous_format)
     else:
         x = x.long()
-    model, x, y = (value.to(_DEVICE) for value in (model, x, y.long()))
-    step = new_step(model, x, y, method, sizes.one_logit)
-    return step, *_counts(model)
+    return [value.to(_DEVICE) for value in (model, x, y.long())]
 
 
 def new_model(workload, private):
@@ -95,6 +131,20 @@ def new_step(model, x, y, method, one_logit=False):
         Function without arguments. It leaves the gradients of the step in the
         model.
     """
+    step = new_steps(model, len(x), method, one_logit)
+    return lambda: step(x, y)
+
+
+def new_steps(model, batch_size, method, one_logit=False):
+    """Function that makes one training step on a batch.
+
+    Args:
+        model, method, one_logit: as for `new_step`.
+        batch_size: int, the expected batch size.
+
+    Returns:
+        Function of inputs and labels.
+    """
     optimizer = torch.optim.SGD(
         [p for p in model.parameters() if p.requires_grad], _LEARNING_RATE
     )
@@ -102,7 +152,7 @@ def new_step(model, x, y, method, one_logit=False):
     settings = {
         "noise_multiplier": _NOISE_MULTIPLIER,
         "max_grad_norm": _CLIP_NORM,
-        "expected_batch_size": len(x),
+        "expected_batch_size": batch_size,
     }
     if method == "hooks":
         model = GradSampleModule(model)
@@ -113,9 +163,9 @@ def new_step(model, x, y, method, one_logit=False):
         )
         optimizer = DPOptimizerFastGradientClipping(optimizer, **settings)
         criterion = DPLossFastGradientClipping(model, optimizer, criterion)
-    y = y.flatten().float() if one_logit else y.flatten()
 
-    def step():
+    def step(x, y):
+        y = y.flatten().float() if one_logit else y.flatten()
         optimizer.zero_grad(set_to_none=True)
         criterion(model(x), y).backward()
         optimizer.step()
@@ -405,4 +455,5 @@ if __name__ == "__main__":
         f"PyTorch {torch.__version__}, Opacus {opacus.__version__}",
         METHODS,
         built,
+        built_epoch=built_epoch,
     )

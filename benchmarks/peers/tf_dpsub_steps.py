@@ -11,6 +11,9 @@
   rank 500 by layer, of ResNet-20 rank 1,000 in five groups.
 - `rgp`: carriers of rank 8, of WRN-28-4 of rank 16.
 - `dp_powersgd`: of the same ranks.
+
+Epochs are those of `fit`, which draws Poisson batches from arrays; of `plain`,
+Keras's shuffled batches.
 """
 
 import keras
@@ -56,6 +59,14 @@ def built(workload, method):
         float(logs["loss"])
 
     return finished, *counts
+
+
+def built_epoch(workload, method):
+    """Builds the epoch for `timing.main`."""
+    model, _, *counts = prepared(workload, method)
+    _, x, y = steps.built(workload)
+    epoch = steps.epoch_of(model, x, y)
+    return lambda: workloads.STEPS_OF_EPOCH * epoch(), *counts
 
 
 def prepared(workload, method, **settings):
@@ -153,4 +164,5 @@ if __name__ == "__main__":
         METHODS,
         built,
         steps_per_call=lambda method: UPDATE_EVERY.get(method, 1),
+        built_epoch=built_epoch,
     )

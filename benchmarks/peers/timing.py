@@ -1,5 +1,8 @@
 """Times steps in a process of their own, and prints the results as JSON.
 
+With `--epochs` a program times whole epochs, whose batches its library draws,
+and not steps on one batch in memory.
+
 With `--turns` a program says when it is ready, and then makes steps whenever a
 line of its input says for how many seconds, so that programs can alternate.
 """
@@ -15,7 +18,14 @@ from benchmarks.peers import workloads
 _WARM_UPS, FEWEST = 3, 5
 
 
-def main(framework, version, methods, built, steps_per_call=None):
+def main(
+    framework,
+    version,
+    methods,
+    built,
+    steps_per_call=None,
+    built_epoch=None,
+):
     """Runs the method and the workload that the command line names.
 
     Args:
@@ -29,6 +39,10 @@ def main(framework, version, methods, built, steps_per_call=None):
             cannot do.
         steps_per_call: function of a method, which returns the number of steps
             that its function makes. Defaults to `None`, one for all methods.
+        built_epoch: as `built`, but for a function that makes the steps of a
+            whole epoch, `workloads.STEPS_OF_EPOCH` times the batch, on batches
+            that the library draws as users would; it returns their seconds.
+            Defaults to `None`: there are none.
 
     Raises:
         ValueError: if the model has another number of parameters than the
@@ -39,6 +53,7 @@ def main(framework, version, methods, built, steps_per_call=None):
     parser.add_argument("--method", choices=methods)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--turns", action="store_true")
+    parser.add_argument("--epochs", action="store_true")
     args = parser.parse_args()
     result = {
         "framework": framework,
@@ -47,7 +62,10 @@ def main(framework, version, methods, built, steps_per_call=None):
         "method": args.method,
     }
     try:
-        step, parameters, trained = built(args.workload, args.method)
+        if args.epochs and built_epoch is None:
+            raise NotImplementedError("It has no epochs to time.")
+        build = built_epoch if args.epochs else built
+        step, parameters, trained = build(args.workload, args.method)
     except NotImplementedError as error:
         _print(result | {"impossible": str(error)})
         return
@@ -55,8 +73,14 @@ def main(framework, version, methods, built, steps_per_call=None):
     began = time.perf_counter()
     step()
     result["first_ms"] = 1e3 * (time.perf_counter() - began)
-    warm_up(step)
-    count = 1 if steps_per_call is None else steps_per_call(args.method)
+    count, fewest_of_all = 1, FEWEST
+    if args.epochs:
+        # The first one has traced and compiled.
+        count, fewest_of_all = workloads.STEPS_OF_EPOCH, 1
+    else:
+        warm_up(step)
+        if steps_per_call is not None:
+            count = steps_per_call(args.method)
 
     def turn(seconds, fewest):
         return {
@@ -69,7 +93,7 @@ def main(framework, version, methods, built, steps_per_call=None):
         for line in sys.stdin:
             _print(turn(float(line), 1))
     else:
-        _print(result | turn(args.seconds, FEWEST))
+        _print(result | turn(args.seconds, fewest_of_all))
 
 
 def _print(result):
@@ -93,13 +117,17 @@ def warm_up(step):
 
 
 def times(step, seconds, fewest=FEWEST):
-    """Milliseconds of single steps, for some seconds, and of a few at least."""
+    """Milliseconds of single calls, for some seconds, and of a few at least.
+
+    What a function returns is its own measurement, in seconds.
+    """
     milliseconds = []
     end = time.perf_counter() + seconds
     while len(milliseconds) < fewest or time.perf_counter() < end:
         start = time.perf_counter()
-        step()
-        milliseconds.append(1e3 * (time.perf_counter() - start))
+        own = step()
+        seconds_taken = time.perf_counter() - start if own is None else own
+        milliseconds.append(1e3 * seconds_taken)
     return milliseconds
 
 

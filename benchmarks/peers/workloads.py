@@ -47,6 +47,10 @@ class Workload:
         return 1 if self.one_logit else self.classes
 
 
+# Steps of an epoch that is timed as a whole: of so many times the batch.
+STEPS_OF_EPOCH = 20
+
+
 def _bert(batch, tokens, trained, what):
     return Workload(
         title=f"BERT 6 × 384, {batch} × {tokens}, embeddings {what}",

@@ -152,9 +152,10 @@ class TestMeasure:
         asked = []
 
         class Process:
-            def __init__(self, name, framework, method, timeout):
+            def __init__(self, name, framework, method, timeout, epochs):
                 self._name = f"{framework} {method}"
-                asked.append(f"{name}: {self._name}")
+                kind = " epochs" if epochs else ""
+                asked.append(f"{name}{kind}: {self._name}")
                 self._title = compare.FRAMEWORKS[framework][1]
 
             def __enter__(self):
@@ -192,6 +193,18 @@ class TestMeasure:
             f"{ours} ends",
         ]
         assert result["ms"] == result["our_ms"] == [5.0] * 6
+
+    def test_turns_are_epochs(self, tmp_path, asked):
+        compare.measure(tmp_path, ["cnn"], [OPACUS], 1, 0, 60, epochs=True)
+        ours = "tf_dpsub graph"
+        # One epoch of each is enough.
+        assert asked[:5] == [
+            f"cnn epochs: {ours}",
+            "cnn epochs: opacus plain",
+            "opacus plain",
+            ours,
+            "opacus plain ends",
+        ]
 
     def test_order(self, tmp_path, asked):
         runs = self.measured(

@@ -8,7 +8,8 @@ import keras
 import numpy as np
 import pytest
 
-from benchmarks import group_normalization, steps
+import tf_dpsub
+from benchmarks import group_normalization, step_time, steps
 from benchmarks.peers import timing, workloads
 
 
@@ -54,7 +55,7 @@ class TestProgram:
     def _program(self, monkeypatch, capsys):
         """Runs a program whose calls make two steps, and returns its output."""
 
-        def run(*arguments, lines=""):
+        def run(*arguments, lines="", has_epochs=True):
             monkeypatch.setattr(
                 "sys.argv",
                 ["program", "--workload=cnn", "--method=plain", *arguments],
@@ -65,7 +66,17 @@ class TestProgram:
             def built(*_):
                 return lambda: calls.append(1), 26_010, 26_010
 
-            timing.main("x", "1", ["plain"], built, lambda method: 2)
+            def built_epoch(*_):
+                return lambda: calls.append(1) or 60.0, 26_010, 26_010
+
+            timing.main(
+                "x",
+                "1",
+                ["plain"],
+                built,
+                lambda method: 2,
+                built_epoch=built_epoch if has_epochs else None,
+            )
             lines_printed = capsys.readouterr().out.splitlines()
             return [json.loads(line) for line in lines_printed], len(calls)
 
@@ -85,6 +96,54 @@ class TestProgram:
         assert [len(turn["ms"]) for turn in turns] == [1, 1]
         assert all(turn["peak_mib"] > 0 for turn in turns)
         assert calls == 1 + 3 + 2
+
+    def test_epochs(self, program):
+        """They take their own time; the first one is not counted."""
+        (result,), calls = program("--seconds=0", "--epochs")
+        assert result["ms"] == [1e3 * 60 / workloads.STEPS_OF_EPOCH]
+        assert calls == 2
+        (result,), _ = program("--epochs", has_epochs=False)
+        assert result["impossible"] == "It has no epochs to time."
+
+
+def small():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    return model, np.ones([6, 4], "float32"), np.zeros(6, "int32")
+
+
+def test_times_of_fit(monkeypatch):
+    """Poisson batches of an epoch, beside steps on a batch of fixed size."""
+    monkeypatch.setattr(step_time, "built", lambda name: small())
+    monkeypatch.setattr(
+        step_time,
+        "measure_steps",
+        lambda made, blocks: {
+            kind: [float(run()["loss"])] * blocks for kind, run in made.items()
+        },
+    )
+    drawn = []
+    original = tf_dpsub.PrivateModel.fit
+
+    def fit(self, x, y, **arguments):
+        drawn.append((len(x), arguments["batch_size"]))
+        history = original(self, x, y, **arguments)
+        assert self.ledger.entries[-1].sampler == "poisson"
+        return history
+
+    monkeypatch.setattr(tf_dpsub.PrivateModel, "fit", fit)
+    results = {"small": step_time.measure("small", 2, 2)}
+    # One epoch is not timed.
+    assert drawn == [(6 * workloads.STEPS_OF_EPOCH, 6)] * 3
+    ms = results["small"]["ms"]
+    assert ms.keys() == {
+        "plain",
+        "private",
+        "without noise",
+        "fit, plain",
+        "fit, private",
+    }
+    assert all(value > 0 for value in ms.values())
+    assert "small" in step_time.table(results).splitlines()[-1]
 
 
 def test_another_model_is_refused(monkeypatch, capsys):

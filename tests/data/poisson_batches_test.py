@@ -194,21 +194,27 @@ class TestCapacity:
         batches = PoissonBatches(np.zeros(n), batch_size=batch_size)
         capacity = batches.capacity(multiple_of)
         assert capacity % multiple_of == 0
-        assert capacity <= math.ceil(n / multiple_of) * multiple_of
-        law = stats.binom(n, batch_size / n)
+        assert stats.binom(n, batch_size / n).sf(capacity) <= 1e-12
+        law = stats.poisson(batch_size)
         assert law.sf(capacity) <= 1e-12
         if capacity > multiple_of:
             assert law.sf(capacity - multiple_of) > 1e-12
 
     def test_papers_setting(self):
         batches = PoissonBatches(np.zeros(10_000), batch_size=250)
-        assert batches.capacity() == 367
+        assert batches.capacity() == 369
         assert batches.capacity(64) == 384
+
+    def test_examples_do_not_matter(self):
+        assert {
+            PoissonBatches(np.zeros(n), batch_size=40).capacity(8)
+            for n in (40, 41, 100, 10**6)
+        } == {96}
 
     def test_replicas_share_the_examples(self):
         batches = PoissonBatches(np.zeros(10_000), batch_size=250)
         assert batches.capacity(1, replicas=4) == int(
-            stats.binom.isf(1e-12, 2500, 0.025)
+            stats.poisson.isf(1e-12, 62.5)
         )
 
     @pytest.mark.parametrize("value", [0, -8, 2.0, True, None])

@@ -123,6 +123,27 @@ class TestSteps:
         assert len(after_steps) == 30
         assert len(set(after_steps)) == 1
 
+    def test_other_data_trace_nothing_again(self, monkeypatch):
+        """Other numbers of rows, sampling rates and epochs."""
+        traces = []
+        original = private_step.PrivateStep._microbatch_sums
+
+        def counted(self, part):
+            traces.append(part["real"].shape[0])
+            return original(self, part)
+
+        monkeypatch.setattr(
+            private_step.PrivateStep, "_microbatch_sums", counted
+        )
+        x, y = (np.repeat(a, 8, 0)[:90] for a in (X, Y))
+        optimizer = dpsgd(batch_size=20, microbatch_size=None)
+        model = private(linear(), optimizer)
+        for rows, epochs in ((60, 1), (60, 2), (90, 1), (20, 1)):
+            model.fit(x[:rows], y[:rows], epochs=epochs, verbose=0)
+            # Each size once.
+            assert len(traces) > 1
+            assert sorted(traces)[::-1] == [*model.training_step.pass_sizes]
+
     def test_sums_take_no_memory_beside_the_first_microbatch(self, shared):
         shared.fit(X, Y, verbose=0)
         batches = tf.nest.map_structure(

@@ -457,7 +457,8 @@ class PoissonBatches:
         """Rows to which the batches of one replica are padded.
 
         The smallest multiple of `multiple_of` which a draw exceeds with
-        probability at most 1e-12.
+        probability at most 1e-12, however many examples there are: a step that
+        is traced for this number of rows serves other data, too.
 
         Args:
             multiple_of: int, the size of a microbatch. Defaults to `1`.
@@ -472,10 +473,10 @@ class PoissonBatches:
         """
         check_count("multiple_of", multiple_of)
         check_count("replicas", replicas)
-        # Of rates that differ, draws vary less than of one that does not.
-        rate = self.expected_size / self.examples
-        rows = max(self._quantile(replicas, rate), 1)
-        return math.ceil(rows / multiple_of) * multiple_of
+        # A sum of independent draws varies at most as the Poisson distribution
+        # of its mean does, into which it turns if there are many.
+        rows = int(stats.poisson.isf(_TAIL, self.expected_size / replicas))
+        return math.ceil(max(rows, 1) / multiple_of) * multiple_of
 
     def dataset(
         self,
