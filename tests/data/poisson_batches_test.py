@@ -194,9 +194,11 @@ class TestCapacity:
         batches = PoissonBatches(np.zeros(n), batch_size=batch_size)
         capacity = batches.capacity(multiple_of)
         assert capacity % multiple_of == 0
+        assert capacity <= math.ceil(n / multiple_of) * multiple_of
         assert stats.binom(n, batch_size / n).sf(capacity) <= 1e-12
         law = stats.poisson(batch_size)
-        assert law.sf(capacity) <= 1e-12
+        if capacity < n:
+            assert law.sf(capacity) <= 1e-12
         if capacity > multiple_of:
             assert law.sf(capacity - multiple_of) > 1e-12
 
@@ -208,7 +210,7 @@ class TestCapacity:
     def test_examples_do_not_matter(self):
         assert {
             PoissonBatches(np.zeros(n), batch_size=40).capacity(8)
-            for n in (40, 41, 100, 10**6)
+            for n in (90, 100, 10**6)
         } == {96}
 
     def test_replicas_share_the_examples(self):

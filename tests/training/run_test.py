@@ -18,7 +18,7 @@ from tests.training.plain_models import (
     private,
     twin,
 )
-from tf_dpsub.training import fit_callbacks, private_step
+from tf_dpsub.training import fit_callbacks, microbatches, private_step
 
 layers = keras.layers
 
@@ -125,6 +125,7 @@ class TestSteps:
 
     def test_other_data_trace_nothing_again(self, monkeypatch):
         """Other numbers of rows, sampling rates and epochs."""
+        monkeypatch.setattr(microbatches, "_MANY_STEPS", 1)
         traces = []
         original = private_step.PrivateStep._microbatch_sums
 

@@ -457,8 +457,9 @@ class PoissonBatches:
         """Rows to which the batches of one replica are padded.
 
         The smallest multiple of `multiple_of` which a draw exceeds with
-        probability at most 1e-12, however many examples there are: a step that
-        is traced for this number of rows serves other data, too.
+        probability at most 1e-12, of however many examples: a step that is
+        traced for this number of rows serves other data, too. It is no more
+        than there are examples.
 
         Args:
             multiple_of: int, the size of a microbatch. Defaults to `1`.
@@ -476,7 +477,8 @@ class PoissonBatches:
         # A sum of independent draws varies at most as the Poisson distribution
         # of its mean does, into which it turns if there are many.
         rows = int(stats.poisson.isf(_TAIL, self.expected_size / replicas))
-        return math.ceil(max(rows, 1) / multiple_of) * multiple_of
+        rows = max(1, min(rows, self.examples))
+        return math.ceil(rows / multiple_of) * multiple_of
 
     def dataset(
         self,

@@ -13,6 +13,7 @@ from tf_dpsub.primitives.clipping import LARGEST_MICROBATCH
 
 # What larger microbatches work on leaves the caches of a CPU...
 _ON_CPU = 64
+_ON_GPU = 512
 # ...unless weights and outputs of all layers are at most so many numbers for an
 # example: beginning with a microbatch would take longer than working on it.
 _FEW_NUMBERS = 2**17
@@ -20,26 +21,42 @@ _FEW_NUMBERS = 2**17
 # model, of a small one, on a GPU.
 _BEGINNING_OF_LARGE, _BEGINNING_OF_SMALL, _BEGINNING_ON_GPU = 2, 16, 64
 # Smaller batches take one pass, with room for so many standard deviations.
-_SMALL_BATCH, _DEVIATIONS = 16, 2.75
+_SMALL_BATCH, _DEVIATIONS = 16, 3
 # The last rows of a batch, where it is no multiple of what instructions work on
 # at a time, may be rounded otherwise than all others.
 _AT_ONCE = 16
 # Where passes of whole vectors would have a third more rows than are drawn.
 _HALF_VECTOR = 8
 _FEW_ROWS = 96
-# Passes of a second size are traced where they take so much off the work.
+# Passes of a second size are traced where they take so much off the work, and in
+# runs of so many steps: else tracing them would take longer than they save.
 _LEAST_GAIN = 0.02
+_MANY_STEPS = 300
+# Up to this size, an eighth of what clipping leaves for rounding in sums, 2^-20
+# of the clip for each row, is there for rows that another pass rounds otherwise.
+_LARGEST_OF_TWO = LARGEST_MICROBATCH * 7 // 8
 # In work as good as the best. Large passes serve if there can be one size only.
 _AS_GOOD = 0.01
 
 
+def is_long(steps: int | None) -> bool:
+    """Whether a run has so many steps that passes of two sizes pay."""
+    return steps is not None and steps >= _MANY_STEPS
+
+
 def default_size(
-    model, batch_size: int, replicas: int = 1, views: int = 1
+    model,
+    batch_size: int,
+    replicas: int = 1,
+    views: int = 1,
+    sizes: int = 1,
 ) -> int:
     """The microbatch size of those who choose none.
 
-    With passes of a second size for the rest of a Poisson batch, it takes the
-    least work in the mean, by the cost of beginning with a pass. It changes
+    A small model on a CPU works through the whole batch at once, or in a few
+    equal parts: there is room for what hardly any Poisson batch exceeds. With
+    passes of a second size for the rest of a batch, it is the size that takes
+    the least work in the mean, by the cost of beginning with a pass. It changes
     speed and memory, never the result.
 
     Args:
@@ -48,21 +65,26 @@ def default_size(
         replicas: int, how many share the batch. Defaults to `1`.
         views: int, how many of each example the model is given. Defaults to
             `1`.
+        sizes: int, 1 or 2, how many sizes passes may have. Defaults to `1`.
 
     Returns:
         int, two at least: a batch of one has no axis to follow.
     """
     expected = batch_size / replicas
-    limit = LARGEST_MICROBATCH
-    if beginning(model, views) == _BEGINNING_OF_LARGE:
-        limit = _ON_CPU
-    if tf.config.list_logical_devices("GPU") or limit == _ON_CPU:
-        limit = max(2, limit // views)
     most = expected + _DEVIATIONS * math.sqrt(expected)
-    if expected < _SMALL_BATCH or limit < _AT_ONCE:
-        return max(2, min(limit, _in_vectors(most)))
+    on_gpu = bool(tf.config.list_logical_devices("GPU"))
+    is_small = beginning(model, views) != _BEGINNING_OF_LARGE
+    limit = LARGEST_MICROBATCH
+    if on_gpu or not is_small:
+        limit = max(2, (_ON_GPU if on_gpu else _ON_CPU) // views)
+    if sizes == 1 or expected < _SMALL_BATCH or limit < _AT_ONCE:
+        if on_gpu or not is_small:
+            return max(2, min(limit, batch_size))
+        parts = math.ceil(most / limit)
+        return max(2, _in_vectors(most / parts))
+    limit = min(limit, _LARGEST_OF_TWO)
     candidates = [
-        passes_of(size, expected, beginning(model, views))
+        passes_of(size, sizes, expected, beginning(model, views))
         for size in range(_AT_ONCE, limit + 1, _AT_ONCE)
         if size < most + _AT_ONCE
     ]
@@ -136,7 +158,9 @@ def _as_number(truth, like):
 
 
 @functools.cache
-def passes_of(largest: int, expected: float, beginning: int) -> Passes:
+def passes_of(
+    largest: int, sizes: int, expected: float, beginning: int
+) -> Passes:
     """The sizes of passes for Poisson batches.
 
     In passes of one size, the last would be half empty. A second size follows
@@ -144,6 +168,7 @@ def passes_of(largest: int, expected: float, beginning: int) -> Passes:
 
     Args:
         largest: int, the size of a microbatch: what memory suffices for.
+        sizes: int, 1 or 2, how many there may be.
         expected: float, the expected number of rows.
         beginning: int, what a pass costs beside its rows, in rows.
 
@@ -151,13 +176,16 @@ def passes_of(largest: int, expected: float, beginning: int) -> Passes:
         `Passes`, of two sizes at most.
     """
     one = Passes((largest,))
-    if expected < _SMALL_BATCH or largest < _LEAST_GAIN * expected:
+    if (
+        sizes == 1
+        or expected < _SMALL_BATCH
+        or largest < _LEAST_GAIN * expected
+        or largest > _LARGEST_OF_TWO
+    ):
         return one
     unit = _HALF_VECTOR if expected < _FEW_ROWS else _AT_ONCE
     choices = [
-        Passes(
-            (largest, size), (largest + beginning - 1) // (size + beginning)
-        )
+        Passes((largest, size), (largest + beginning - 1) // (size + beginning))
         for size in range(unit, largest, unit)
     ]
     work, best = min(

@@ -48,6 +48,7 @@ class PrivateStep:
             nothing because their gradients were not finite, or a label or an id
             was out of range.
         views: int, how many of each example there are. Defaults to `1`.
+        sizes: int, 1 or 2, how many sizes passes may have. Defaults to `1`.
 
     Attributes:
         spec: structure of `tf.TensorSpec` of a microbatch, without views.
@@ -66,7 +67,7 @@ class PrivateStep:
             gradients.ReadsState: as `tf_dpsub.gradients.selection` says.
     """
 
-    def __init__(self, model, spec, dropped, views: int = 1):
+    def __init__(self, model, spec, dropped, views: int = 1, sizes: int = 1):
         _require_graphs()
         self._model = model
         self._dropped = dropped
@@ -76,6 +77,7 @@ class PrivateStep:
         self.optimizer = model.optimizer
         self._passes = microbatches.passes_of(
             spec["real"].shape[0],
+            sizes,
             self.optimizer.batch_size
             / model.distribute_strategy.num_replicas_in_sync,
             microbatches.beginning(model.model, views),
@@ -428,26 +430,37 @@ class StepCache:
     def __init__(self, model, dropped):
         self._model, self._dropped = model, dropped
         self._steps: list[tuple] = []
-        self._sizes: dict[int, int] = {}
+        self._sizes: dict[tuple, int] = {}
 
-    def default_microbatch_size(self, views: int) -> int:
-        """The microbatch size of who chooses none, for so many views."""
-        if views not in self._sizes:
-            self._sizes[views] = microbatches.default_size(
+    def default_microbatch_size(self, views: int, sizes: int) -> int:
+        """The microbatch size of who chooses none.
+
+        Args:
+            views: int.
+            sizes: int, how many sizes passes may have.
+        """
+        if (views, sizes) not in self._sizes:
+            self._sizes[views, sizes] = microbatches.default_size(
                 self._model.model,
                 self._model.optimizer.batch_size,
                 self._model.distribute_strategy.num_replicas_in_sync,
                 views,
+                sizes,
             )
-        return self._sizes[views]
+        return self._sizes[views, sizes]
 
-    def of(self, spec, views: int = 1) -> PrivateStep:
-        """The step for microbatches of a spec, with so many views."""
+    def of(self, spec, views: int = 1, sizes: int = 1) -> PrivateStep:
+        """The step for microbatches of a spec.
+
+        Args:
+            spec: structure of `tf.TensorSpec` of a microbatch.
+            views, sizes: as for `PrivateStep`. Default to `1`.
+        """
         for kind, step in self._steps:
-            if kind == (spec, views):
+            if kind == (spec, views, sizes):
                 return step
-        step = PrivateStep(self._model, spec, self._dropped, views)
-        kept = [*self._steps, ((spec, views), step)]
+        step = PrivateStep(self._model, spec, self._dropped, views, sizes)
+        kept = [*self._steps, ((spec, views, sizes), step)]
         self._steps = kept[-_KINDS_OF_BATCHES:]
         return step
 
