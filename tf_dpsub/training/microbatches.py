@@ -28,12 +28,12 @@ _AT_ONCE = 16
 # Where passes of whole vectors would have a third more rows than are drawn.
 _HALF_VECTOR = 8
 _FEW_ROWS = 96
-# Passes of a second size are traced where they take so much off the work, and in
+# Passes of a second size are traced where they take so much off the work, in
 # runs of so many steps: else tracing them would take longer than they save.
 _LEAST_GAIN = 0.02
 _MANY_STEPS = 300
 # Up to this size, an eighth of what clipping leaves for rounding in sums, 2^-20
-# of the clip for each row, is there for rows that another pass rounds otherwise.
+# of the clip for a row, is there for rows that another pass rounds otherwise.
 _LARGEST_OF_TWO = LARGEST_MICROBATCH * 7 // 8
 # In work as good as the best. Large passes serve if there can be one size only.
 _AS_GOOD = 0.01
