@@ -14,6 +14,7 @@ from tf_dpsub.launchers.papers.private_search import PrivateSearch
 EXPERIMENTS = {
     "pdp_mnist": pdp.mnist,
     "pdp_fashion_mnist": pdp.fashion_mnist,
+    "pdp_fashion_mnist_tuned": pdp.fashion_mnist_tuned,
     "pdp_k": pdp.rank,
     "pdp_m": pdp.public_examples,
     "pdp_refresh": pdp.refresh,

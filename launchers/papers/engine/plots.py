@@ -20,13 +20,18 @@ _PAPER = ", paper"
 _BESIDE = 1.025
 
 
+def _noise_of(row):
+    """What a row's trials have in common: ε, or the noise multiplier."""
+    return row.labels["ε" if "ε" in row.labels else "σ"]
+
+
 def accuracy_against_epsilon(results, best=False, panel="units"):
     """Draws test accuracy against ε for each method, and the paper's points.
 
     Args:
         results: `results.Results`.
-        best: bool, whether to show only the best setting of each method and ε.
-            Defaults to `False`.
+        best: bool, whether to show only the best setting of each method and ε,
+            or σ. Defaults to `False`.
         panel: string, the label whose values have panels of their own. Defaults
             to `"units"`.
 
@@ -38,7 +43,7 @@ def accuracy_against_epsilon(results, best=False, panel="units"):
     rows = results.rows
     if best:
         rows = list({
-            (row.labels.get(panel), row.method, row.labels["ε"]): row
+            (row.labels.get(panel), row.method, _noise_of(row)): row
             for row in sorted(rows, key=lambda row: row.mean)
         }.values())  # fmt: skip
         rows.sort(key=results.rows.index)

@@ -284,6 +284,17 @@ def test_tuned_methods_share_their_grid(inputs):
     assert len(grids["GP"]) == 9
 
 
+def test_pdp_and_dpsgd_share_their_rates_at_each_noise(inputs):
+    rates = {}
+    for trial in by_name("pdp_fashion_mnist_tuned", inputs).values():
+        config = trial.config
+        kind = trial.method, config.start_epoch, config.noise_multiplier
+        rates.setdefault(kind, []).append((config.learning_rate, config.seed))
+    assert len({tuple(r) for r in rates.values()}) == 1
+    methods = {kind[:2] for kind in rates}
+    assert methods == {("DP-SGD", 1), ("PDP-SGD", 1), ("PDP-SGD", 15)}
+
+
 def test_rgp_and_dpsgd_share_their_rates(inputs):
     """And differ from the untuned runs in nothing else."""
     untuned = by_name("rgp_sst2", inputs)
