@@ -57,8 +57,8 @@ _FASHION_MNIST = {
     2: _Rates(0.05, 0.05, 15),
 }
 
-# Of both methods alike, at each σ. PDP-SGD projects from the start, or from where
-# the paper does.
+# Of both methods alike, at each σ. PDP-SGD projects from the start, or from the
+# paper's epoch on.
 _TUNED_RATES = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 _TUNED_STARTS = (1, 15)
 _TUNED_REFRESH = 10
