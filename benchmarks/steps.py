@@ -15,6 +15,9 @@ from tf_dpsub.training import private_batches
 # Seconds.
 _SHORTEST_BLOCK = 0.1
 
+# Of a run whose passes have two sizes.
+_EPOCHS_OF_LONG_RUN = 50
+
 
 def built(name):
     """Model of a workload, and its batch.
@@ -184,7 +187,8 @@ def epoch_of(model, x, y):
     """Function that trains by `fit`, for an epoch of Poisson batches.
 
     A plain model takes shuffled batches of a fixed size. The epoch draws from
-    the batch, repeated until there are as many examples as it has steps for.
+    the batch, repeated until there are as many examples as it has steps for. It
+    is the first of a run that is planned to be long, and ends it.
 
     Args:
         model: compiled `keras.Model`, or a `tf_dpsub.PrivateModel`.
@@ -204,20 +208,28 @@ def epoch_of(model, x, y):
         if isinstance(model, tf_dpsub.PrivateModel):
             model.current_run = None
         clock = _Clock()
-        model.fit(x, y, batch_size=batch_size, verbose=0, callbacks=[clock])
+        model.fit(
+            x,
+            y,
+            batch_size=batch_size,
+            epochs=_EPOCHS_OF_LONG_RUN,
+            verbose=0,
+            callbacks=[clock],
+        )
         return clock.seconds / workloads.STEPS_OF_EPOCH
 
     return epoch
 
 
 class _Clock(keras.callbacks.Callback):
-    """Times an epoch."""
+    """Times an epoch, and ends the run."""
 
     def on_epoch_begin(self, epoch, logs=None):
         self._start = time.perf_counter()
 
     def on_epoch_end(self, epoch, logs=None):
         self.seconds = time.perf_counter() - self._start
+        self.model.stop_training = True
 
 
 class _Endless:
