@@ -15,9 +15,6 @@ from tf_dpsub.training import private_batches
 # Seconds.
 _SHORTEST_BLOCK = 0.1
 
-# Of a run whose passes have two sizes.
-_EPOCHS_OF_LONG_RUN = 50
-
 
 def built(name):
     """Model of a workload, and its batch.
@@ -187,8 +184,7 @@ def epoch_of(model, x, y):
     """Function that trains by `fit`, for an epoch of Poisson batches.
 
     A plain model takes shuffled batches of a fixed size. The epoch draws from
-    the batch, repeated until there are as many examples as it has steps for. It
-    is the first of a run that is planned to be long, and ends it.
+    the batch, repeated until there are as many examples as it has steps for.
 
     Args:
         model: compiled `keras.Model`, or a `tf_dpsub.PrivateModel`.
@@ -212,7 +208,6 @@ def epoch_of(model, x, y):
             x,
             y,
             batch_size=batch_size,
-            epochs=_EPOCHS_OF_LONG_RUN,
             verbose=0,
             callbacks=[clock],
         )
@@ -222,14 +217,13 @@ def epoch_of(model, x, y):
 
 
 class _Clock(keras.callbacks.Callback):
-    """Times an epoch, and ends the run."""
+    """Times an epoch."""
 
     def on_epoch_begin(self, epoch, logs=None):
         self._start = time.perf_counter()
 
     def on_epoch_end(self, epoch, logs=None):
         self.seconds = time.perf_counter() - self._start
-        self.model.stop_training = True
 
 
 class _Endless:

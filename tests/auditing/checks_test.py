@@ -109,27 +109,6 @@ def test_no_example_moves_it_further_by_its_views(name, dtype_policy):
     assert found.value > 0.3
 
 
-@pytest.mark.parametrize(
-    "name", ["DPSGD", "ProjectedDPSGD", "GEP", "RGP", "DPPowerSGD"]
-)
-def test_no_example_moves_it_further_by_its_pass(name):
-    """With the last of 17 examples there is a pass more, of another size."""
-
-    def make(inner, weights):
-        optimizer = MECHANISMS[name](inner, weights)
-        config = optimizer.get_config() | {
-            "batch_size": 17,
-            "microbatch_size": 16,
-        }
-        return type(optimizer).from_config(config)
-
-    audit = audit_of(make, name, batch_size=17, sizes=2)
-    assert audit.pass_sizes == (16, 8)
-    (found,) = audit.check_sensitivity(cases=60)
-    assert found.passed, found.detail
-    assert found.value > 0.3
-
-
 def test_a_search_may_end_at_the_first_pair_that_moves_it():
     audit = audit_of(MECHANISMS["DPSGD"])
     (found,) = audit.check_sensitivity(300, until=0.0)

@@ -83,8 +83,6 @@ class StepAudit:
         batch_size: int, rows of a batch. Defaults to `16`.
         views: int, views of each example, which stand side by side in its
             inputs and targets. Defaults to `1`.
-        sizes: int, 1 or 2, how many sizes the passes of a step may have, as in
-            a long run. Defaults to `1`.
         dtype_policy: string, of the model; in `"mixed_float16"` large numbers
             overflow on the way. Defaults to `"float32"`.
 
@@ -93,7 +91,6 @@ class StepAudit:
         batch_size: int.
         dtype_policy: string.
         released_numbers: int, how many numbers a step releases.
-        pass_sizes: tuple of int, the sizes of the passes of a step.
     """
 
     def __init__(
@@ -103,12 +100,10 @@ class StepAudit:
         carrier_rank: int | None = None,
         batch_size: int = 16,
         views: int = 1,
-        sizes: int = 1,
         dtype_policy: str = "float32",
     ):
         self.batch_size = batch_size
         self.views = views
-        self._pass_sizes = sizes
         self.dtype_policy = dtype_policy
         model = _linear_model(dtype_policy)
         if carrier_rank is not None:
@@ -120,9 +115,8 @@ class StepAudit:
         self._model.compile(self.optimizer, loss=_product)
         empty = self._batch(self.nothing())
         self._model.prepare_training(
-            tf.nest.map_structure(tf.type_spec_from_value, empty), views, sizes
+            tf.nest.map_structure(tf.type_spec_from_value, empty), views
         )
-        self.pass_sizes = self._model.training_step.pass_sizes
         self._weights = self._model.trainable_variables
         # The weights, and a clip that follows what is released.
         self._changed = [*self._weights]
@@ -413,9 +407,7 @@ class StepAudit:
                 for part in batch
             ]
         size = batch[0].shape[0]
-        padding = -size % self._model.microbatch_size_of(
-            self.views, self._pass_sizes
-        )
+        padding = -size % self._model.microbatch_size_of(self.views)
         x, y = (
             tf.pad(part, [[0, padding]] + [[0, 0]] * (len(part.shape) - 1))
             for part in batch

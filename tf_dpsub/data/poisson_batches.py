@@ -459,7 +459,9 @@ class PoissonBatches:
         The smallest multiple of `multiple_of` which a draw exceeds with
         probability at most 1e-12, of however many examples: a step that is
         traced for this number of rows serves other data, too. It is no more
-        than there are examples.
+        than there are examples. With several replicas, a share of the expected
+        size is that of each: where rates differ, a draw of one may exceed it,
+        and is padded to a multiple.
 
         Args:
             multiple_of: int, the size of a microbatch. Defaults to `1`.

@@ -44,9 +44,9 @@ class PrivateOptimizer(OptimizerWrapper, abc.ABC):
             two C takes part in the learning rate alone: 1 is usual. Defaults
             to `"flat"`.
         stability: float, for automatic clipping. Defaults to `None`, 0.01.
-        microbatch_size: int, the most examples processed at a time, up to 512.
-            It changes speed and memory, never the result. Defaults to `None`:
-            on a CPU 64 (96 if batches are small; of small models all), GPU 512.
+        microbatch_size: int, how many examples are processed at a time, 512 at
+            most. It changes speed and memory, never the result. Defaults to
+            `None`: on a CPU 64, of a small model the whole batch; on a GPU 512.
         per_example: string, `"graph"` (raises where nothing can be proved),
             `"vectorized_map"` (one example at a time), or `"auto"` (the first
             that applies). Defaults to `"auto"`.

@@ -64,7 +64,7 @@ def planned(
         public_data,
         allow_private_selection,
     )
-    model.prepare_training(batches.spec, batches.views, batches.sizes)
+    model.prepare_training(batches.spec, batches.views)
     requirements.warn_of_equal_views(model, batches)
     return run.Run(
         model,

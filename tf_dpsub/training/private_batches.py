@@ -41,8 +41,6 @@ class PrivateBatches:
         views: int, of each example, or rows that a step takes of each person.
             With more than one, parts of a batch have an axis of them behind
             that of the batch.
-        sizes: int, how many sizes the passes of a step may have: in a long run
-            of batches that are drawn, 2.
         each_example_once_per_epoch: bool, whether the user states it.
         raw_inputs: structure of arrays, the inputs before features were made
             of them; None where the batches hold inputs.
@@ -53,7 +51,6 @@ class PrivateBatches:
     steps_per_epoch: int | None
     steps_to_take: int | None
     views: int = 1
-    sizes: int = 1
     each_example_once_per_epoch: bool = False
     raw_inputs: object = None
 
@@ -108,9 +105,7 @@ class PrivateBatches:
         )
         _check_whole_epochs(poisson, steps_per_epoch)
         if poisson is not None:
-            batches = cls.drawn(
-                model, poisson, steps_per_epoch, views, epochs - initial_epoch
-            )
+            batches = cls.drawn(model, poisson, steps_per_epoch, views)
             if model.kept_features is None:
                 return batches
             return dataclasses.replace(batches, raw_inputs=raw_inputs)
@@ -130,7 +125,6 @@ class PrivateBatches:
         poisson,
         steps_per_epoch: int | None = None,
         views: int = 1,
-        epochs: int = 1,
     ):
         """Batches that `data.PoissonBatches` draws: of each replica its own.
 
@@ -138,13 +132,11 @@ class PrivateBatches:
             ValueError: if rates of rows make batches too large for the
                 `batch_size`.
         """
-        steps = steps_per_epoch or poisson.steps_per_epoch
-        sizes = 2 if microbatches.is_long(steps * epochs) else 1
-        size = model.microbatch_size_of(views, sizes)
         if poisson.largest_rate is not None:
-            _check_size(model, poisson, size)
-        dataset = _distributed(model, poisson, size, views)
-        return cls(dataset, poisson, steps, steps, views, sizes)
+            _check_size(model, poisson, views)
+        steps = steps_per_epoch or poisson.steps_per_epoch
+        dataset = _distributed(model, poisson, views)
+        return cls(dataset, poisson, steps, steps, views)
 
     @classmethod
     def given(
@@ -396,9 +388,10 @@ def _sampling_seed(model):
     return int(np.random.SeedSequence(entropy).generate_state(1)[0])
 
 
-def _distributed(model, poisson, multiple, views):
+def _distributed(model, poisson, views):
     """A dataset of Poisson batches: one of its own for each replica."""
     strategy = model.distribute_strategy
+    multiple = model.microbatch_size_of(views)
     replicas = strategy.num_replicas_in_sync
     if replicas == 1:
         return poisson.dataset(multiple_of=multiple, views=views)
@@ -424,9 +417,10 @@ def _distributed(model, poisson, multiple, views):
     return strategy.distribute_datasets_from_function(shards_of)
 
 
-def _check_size(model, poisson, size):
+def _check_size(model, poisson, views):
     """Refuses rates by which batches exceed what clipping leaves room for."""
     batch_size = model.optimizer.batch_size
+    size = model.microbatch_size_of(views)
     draw = clipping.largest_draw(poisson.expected_size)
     if draw > clipping.largest_batch(batch_size, size):
         raise ValueError(

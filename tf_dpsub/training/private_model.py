@@ -432,17 +432,16 @@ class PrivateModel(
         """Number of examples that a step works through at a time."""
         return self.microbatch_size_of(views=1)
 
-    def microbatch_size_of(self, views: int, sizes: int = 1) -> int:
+    def microbatch_size_of(self, views: int) -> int:
         """The microbatch size of a run.
 
         Args:
             views: int, views of each example.
-            sizes: int, how many sizes passes may have. Defaults to `1`.
         """
         if self.optimizer.microbatch_size is not None:
             # A batch of one has no axis to follow.
             return max(2, self.optimizer.microbatch_size)
-        return self._steps.default_microbatch_size(views, sizes)
+        return self._steps.default_microbatch_size(views)
 
     # What `current_run` has, by its names until version 0.2.
 
@@ -457,7 +456,7 @@ class PrivateModel(
 
     # One step.
 
-    def prepare_training(self, spec, views: int = 1, sizes: int = 1):
+    def prepare_training(self, spec, views: int = 1):
         """Builds all state, and the step, once for batches of one kind.
 
         Args:
@@ -467,16 +466,14 @@ class PrivateModel(
                 one, `x`, `y` and `w` have an axis of them behind that of the
                 batch: of this size, or of 1 where the model augments.
                 Defaults to `1`.
-            sizes: int, how many sizes the passes of a step may have. Defaults
-                to `1`.
         """
         requirements.require_full_precision()
         with self.distribute_strategy.scope():
             self.optimizer.build_for(self)
             requirements.check_optimizer(self)
-            size = self.microbatch_size_of(views, sizes)
+            size = self.microbatch_size_of(views)
             spec = microbatches.spec_of(spec, size)
-            self.training_step = self._steps.of(spec, views, sizes)
+            self.training_step = self._steps.of(spec, views)
             self.optimizer.public_state.attach(self)
 
     def make_train_function(self, force=False):

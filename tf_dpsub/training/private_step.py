@@ -2,13 +2,12 @@
 
 import keras
 import tensorflow as tf
-from absl import logging
 from keras import tree
 from keras.src import backend
 
 from tf_dpsub import gradients
-from tf_dpsub.gradients import selection, vectorized
-from tf_dpsub.gradients.graph import effects, sizes, sources
+from tf_dpsub.gradients import selection
+from tf_dpsub.gradients.graph import effects, sources
 from tf_dpsub.gradients.rows import mask_rows, scale_rows
 from tf_dpsub.gradients.tracing import trace
 from tf_dpsub.layers import conversion
@@ -28,17 +27,13 @@ class PrivateStep:
 
     A batch is a dict of `x`, `y`, `w` (sample weights) and `real`, which is 0
     in rows that only pad it; these come last; and of `rows` where views may be
-    missing. It is worked through in passes of the size of a microbatch, and of
-    a smaller one, which add up to hardly more rows than are real.
+    missing. It is worked through in microbatches of static size.
 
     Formal guarantees: what leaves the step is the sums, to be perturbed by the
     optimizer, and training metrics, which are private. States of the model
     that it changes, such as seeds of dropout, have public values afterwards.
     The row of an example is the mean of the gradients of its views: clipped as
-    one, it moves a sum by the clip at most, however many views there are. How
-    many rows are real decides which passes there are, and so does the place of
-    an example: passes have two sizes only where it is proved that a row is the
-    same function in both.
+    one, it moves a sum by the clip at most, however many views there are.
 
     Args:
         model: compiled `PrivateModel`, whose optimizer is built.
@@ -48,7 +43,6 @@ class PrivateStep:
             nothing because their gradients were not finite, or a label or an id
             was out of range.
         views: int, how many of each example there are. Defaults to `1`.
-        sizes: int, 1 or 2, how many sizes passes may have. Defaults to `1`.
 
     Attributes:
         spec: structure of `tf.TensorSpec` of a microbatch, without views.
@@ -56,7 +50,6 @@ class PrivateStep:
             view to another.
         optimizer: the private optimizer that it clips for.
         implementation: string, how per-example gradients are computed.
-        pass_sizes: tuple of int, the sizes of passes, from the largest down.
         is_compiled: bool, whether XLA compiles them.
         assumptions: tuple of strings, what was taken as public unchecked.
 
@@ -67,7 +60,7 @@ class PrivateStep:
             gradients.ReadsState: as `tf_dpsub.gradients.selection` says.
     """
 
-    def __init__(self, model, spec, dropped, views: int = 1, sizes: int = 1):
+    def __init__(self, model, spec, dropped, views: int = 1):
         _require_graphs()
         self._model = model
         self._dropped = dropped
@@ -75,13 +68,7 @@ class PrivateStep:
         self._public_views = self._views.of_public(spec)
         self.spec = self._views.without_axis(spec)
         self.optimizer = model.optimizer
-        self._passes = microbatches.passes_of(
-            spec["real"].shape[0],
-            sizes,
-            self.optimizer.batch_size
-            / model.distribute_strategy.num_replicas_in_sync,
-            microbatches.beginning(model.model, views),
-        )
+        self._microbatch_size = spec["real"].shape[0]
         self._metrics = model._compile_metrics
         self._per_example_loss = None
         if model._compile_loss is not None:
@@ -95,8 +82,11 @@ class PrivateStep:
         loss_fn = self._loss_fn(self._views)
         plain = model.model
         self._states = step_states.StepStates(plain)
-        states = [*plain.non_trainable_variables, *self._states.variables]
-        forward = selection.forward_pass(loss_fn, spec, states)
+        forward = selection.forward_pass(
+            loss_fn,
+            spec,
+            [*plain.non_trainable_variables, *self._states.variables],
+        )
         self._states.keep(forward.changed)
         self.assumptions = (
             ("what Python functions of the model keep, or read elsewhere",)
@@ -122,7 +112,6 @@ class PrivateStep:
             name=model.model.name,
             forward=forward,
         )
-        self._require_equal_rows(spec, loss_fn, forward, states)
         self._states.share(
             step_states.uses_of(
                 self.implementation,
@@ -158,40 +147,6 @@ class PrivateStep:
         """
         _require_graphs()
         return self._function(batch)
-
-    @property
-    def pass_sizes(self):
-        return self._passes.sizes
-
-    def _require_equal_rows(self, spec, loss_fn, forward, states):
-        """Leaves one size of passes, unless rows are equal in both."""
-        if len(self.pass_sizes) == 1 or self.implementation == "map_fn":
-            # In a loop over examples, each is alone.
-            return
-        largest, size = self.pass_sizes
-        try:
-            smaller = microbatches.spec_of(spec, size)
-            if self.implementation == "graph":
-                other = selection.forward_pass(loss_fn, smaller, states)
-                sizes.require_same_rows(
-                    *(
-                        sizes.Traced(f.losses, f.inputs)
-                        for f in (forward, other)
-                    ),
-                    self._may_read,
-                )
-            elif not vectorized.vectorizes(
-                loss_fn, smaller, self.optimizer.per_example_variables
-            ):
-                raise gradients.Unproven("is not vectorized in each size")
-        except Exception as e:  # whatever the model raises for another size
-            logging.info(
-                "Microbatches of %s all have the size %d: %s",
-                self._model.model.name,
-                largest,
-                e,
-            )
-            self._passes = microbatches.Passes((largest,))
 
     def _build(self, spec):
         """Creates variables of losses and metrics outside of any step.
@@ -269,60 +224,52 @@ class PrivateStep:
         return y_pred, tf.add_n([losses, *added]), outputs
 
     def _sums(self, batch):
-        """Clipped sums over a batch, one pass after another.
+        """Clipped sums over a batch, one microbatch after another.
 
-        The passes follow from the number of real rows, which come first:
-        neither padding nor the capacity of a batch costs time.
+        The number of microbatches follows the number of real rows, which come
+        first: neither padding nor the capacity of a batch costs time.
 
         The running sums are float64. In float32, one example more can carry a
         sum over a power of two, from where on all later ones are rounded more
         coarsely: the sum would move by more than the clip.
         """
         self._states.begin_step()
-        if self.pass_sizes == (batch["real"].shape[0],):
-            return self._microbatch_sums(batch)
+        size = self._microbatch_size
+        parts = tree.map_structure(
+            lambda t: tf.reshape(t, [-1, size, *t.shape[1:]]), batch
+        )  # [passes, microbatch, ...]
+        if parts["real"].shape[0] == 1:
+            return self._microbatch_sums(
+                tree.map_structure(lambda t: t[0], parts)
+            )
         drawn = tf.cast(tf.reduce_sum(batch["real"]), tf.int32)
-        shapes = [tf.TensorShape(s) for s in self.optimizer.sum_shapes()]
-        # A sum that begins as a scalar takes no memory beside the first pass.
-        # XLA wants shapes that stay.
-        before = shapes if self.is_compiled else [[] for _ in shapes]
-        sums = [tf.zeros(shape, tf.float64) for shape in before]
-        first = tf.constant(0)
-        for size, count in zip(self.pass_sizes, self._passes.counts(drawn)):
-            sums = self._added(sums, batch, first, size, count)
-            first += size * count
-        return [tf.ensure_shape(s, shape) for s, shape in zip(sums, shapes)]
-
-    def _added(self, sums, batch, first, size, count):
-        """Sums, and those over passes of one size that begin at a row."""
+        passes = tf.maximum(1, -(-drawn // size))
 
         def body(i, sums):
-            part = tree.map_structure(
-                lambda t: tf.slice(
-                    t,
-                    [first + i * size] + [0] * (t.shape.rank - 1),
-                    [size, *t.shape[1:]],
-                ),
-                batch,
-            )
+            part = tree.map_structure(lambda t: t[i], parts)
             sums = [
                 a + tf.cast(b, tf.float64)
                 for a, b in zip(sums, self._microbatch_sums(part))
             ]
             return i + 1, sums
 
-        zero = tf.constant(0)
-        shapes = [
-            s.shape if self.is_compiled else tf.TensorShape(None) for s in sums
-        ]
-        return tf.while_loop(
-            lambda i, _: i < count,
+        shapes = [tf.TensorShape(s) for s in self.optimizer.sum_shapes()]
+        first = loop = shapes
+        if not self.is_compiled:
+            # A sum that begins as a scalar takes no memory beside the first
+            # microbatch. XLA wants shapes that stay.
+            first = [tf.TensorShape([]) for _ in shapes]
+            loop = [tf.TensorShape(None) for _ in shapes]
+        counter = tf.constant(0)
+        _, sums = tf.while_loop(
+            lambda i, _: i < passes,
             body,
-            [zero, sums],
-            shape_invariants=[zero.shape, shapes],
-            # Else up to ten passes are in memory at a time.
+            [counter, [tf.zeros(shape, tf.float64) for shape in first]],
+            shape_invariants=[counter.shape, loop],
+            # Else up to ten microbatches are in memory at a time.
             parallel_iterations=1,
-        )[1]
+        )
+        return [tf.ensure_shape(s, shape) for s, shape in zip(sums, shapes)]
 
     def per_example_gradients(self, part: dict, variables: list | None = None):
         """Gradients of the examples of a batch, worked through as a whole.
@@ -430,37 +377,26 @@ class StepCache:
     def __init__(self, model, dropped):
         self._model, self._dropped = model, dropped
         self._steps: list[tuple] = []
-        self._sizes: dict[tuple, int] = {}
+        self._sizes: dict[int, int] = {}
 
-    def default_microbatch_size(self, views: int, sizes: int) -> int:
-        """The microbatch size of who chooses none.
-
-        Args:
-            views: int.
-            sizes: int, how many sizes passes may have.
-        """
-        if (views, sizes) not in self._sizes:
-            self._sizes[views, sizes] = microbatches.default_size(
+    def default_microbatch_size(self, views: int) -> int:
+        """The microbatch size of who chooses none, for so many views."""
+        if views not in self._sizes:
+            self._sizes[views] = microbatches.default_size(
                 self._model.model,
                 self._model.optimizer.batch_size,
                 self._model.distribute_strategy.num_replicas_in_sync,
                 views,
-                sizes,
             )
-        return self._sizes[views, sizes]
+        return self._sizes[views]
 
-    def of(self, spec, views: int = 1, sizes: int = 1) -> PrivateStep:
-        """The step for microbatches of a spec.
-
-        Args:
-            spec: structure of `tf.TensorSpec` of a microbatch.
-            views, sizes: as for `PrivateStep`. Default to `1`.
-        """
+    def of(self, spec, views: int = 1) -> PrivateStep:
+        """The step for microbatches of a spec, with so many views."""
         for kind, step in self._steps:
-            if kind == (spec, views, sizes):
+            if kind == (spec, views):
                 return step
-        step = PrivateStep(self._model, spec, self._dropped, views, sizes)
-        kept = [*self._steps, ((spec, views, sizes), step)]
+        step = PrivateStep(self._model, spec, self._dropped, views)
+        kept = [*self._steps, ((spec, views), step)]
         self._steps = kept[-_KINDS_OF_BATCHES:]
         return step
 

@@ -45,7 +45,7 @@ _UNDECLARED = (
     "Reader",
     "Snapshot",
 )
-ASSIGNMENTS = (
+_ASSIGNMENTS = (
     "Assign",
     "ResourceApply",
     "ResourceCountUpTo",
@@ -96,7 +96,7 @@ def require_none(
         if not (op.op_def.is_stateful or has_reference):
             continue
         if all(is_public(i) for i in op.inputs):
-            if op.type.startswith(ASSIGNMENTS) and not is_key(op.inputs[0]):
+            if op.type.startswith(_ASSIGNMENTS) and not is_key(op.inputs[0]):
                 if any(is_key(i) for i in op.inputs):
                     raise UpdatesState(
                         f"{op.type} '{op.name}' keeps a secret key of the step "
@@ -112,7 +112,7 @@ def require_none(
             if _is_stateful(node)
         ]
         for kind, name in names:
-            if kind.startswith(ASSIGNMENTS):
+            if kind.startswith(_ASSIGNMENTS):
                 raise UpdatesState(
                     f"{kind} '{name}' updates a state from the batch: what it "
                     "stores would be released without noise. Remove or freeze "
@@ -157,7 +157,7 @@ def require_known(op, draws_are: bool = False, python_is: bool = False):
         ):
             continue
         is_known = (
-            kind.startswith((*_READS, *ASSIGNMENTS, *_CHECKS))
+            kind.startswith((*_READS, *_ASSIGNMENTS, *_CHECKS))
             or kind in functions.CONTROL_FLOW
         )
         if kind.startswith(_UNDECLARED) or (is_stateful and not is_known):
