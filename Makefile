@@ -167,7 +167,7 @@ benchmark: environment
 
 bench: environment $(ORACLE)/installed $(OPACUS)/installed $(JAX)/installed
 	$(RUN) -m benchmarks.peers.compare
-	$(RUN) -m benchmarks.peers.compare --epochs
+	$(RUN) -m benchmarks.peers.compare --whole_epochs
 
 clean:
 	rm -rf out build dist *.egg-info .hypothesis .pytest_cache .ruff_cache

@@ -6,11 +6,11 @@ process, one model after another; plain and private steps, and epochs,
 alternate, so that a ratio is taken from one run. Prints a table, or JSON.
 """
 
+import argparse
 import json
 import statistics
 
 import keras
-from absl import app, flags
 
 import tf_dpsub
 from benchmarks.steps import (
@@ -22,15 +22,6 @@ from benchmarks.steps import (
     prepared,
     step_of,
 )
-
-_MODELS = flags.DEFINE_list(
-    "models", ["cnn", "resnet20", "bert_frozen"], "Which of them to measure."
-)
-_BLOCKS = flags.DEFINE_integer("blocks", 7, "Blocks of steps of each kind.")
-_FIT_EPOCHS = flags.DEFINE_integer(
-    "fit_epochs", 5, "Epochs of `fit` of each kind."
-)
-_JSON = flags.DEFINE_bool("json", False, "Prints JSON.")
 
 
 def measure(name, blocks, epochs):
@@ -103,12 +94,25 @@ def measure(name, blocks, epochs):
     }
 
 
-def main(_):
+def main():
+    """Runs the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument(
+        "--models", default="cnn,resnet20,bert_frozen", help="by commas"
+    )
+    parser.add_argument(
+        "--blocks", type=int, default=7, help="blocks of steps of each kind"
+    )
+    parser.add_argument(
+        "--fit_epochs", type=int, default=5, help="epochs of fit of each kind"
+    )
+    parser.add_argument("--json", action="store_true", help="prints JSON")
+    args = parser.parse_args()
     results = {}
-    for name in _MODELS.value:
-        results[name] = measure(name, _BLOCKS.value, _FIT_EPOCHS.value)
+    for name in args.models.split(","):
+        results[name] = measure(name, args.blocks, args.fit_epochs)
         keras.backend.clear_session()
-    if _JSON.value:
+    if args.json:
         print(json.dumps(results, indent=2))
         return
     print(table(results))
@@ -139,4 +143,4 @@ def table(results):
 
 
 if __name__ == "__main__":
-    app.run(main)
+    main()

@@ -10,8 +10,8 @@ Measurements are kept in `runs.jsonl`, so that an interrupted comparison
 goes on where it was: nothing else should run on the machine. `table.md`,
 `results.json` and `bars.png` are written to the workdir.
 
-With `--epochs` turns are whole epochs, of batches that each library draws in
-its own way, as its users train; without it, steps on a fixed batch.
+With `--whole_epochs` turns are whole epochs, of batches that each library draws
+in its own way, as its users train; without it, steps on a fixed batch.
 """
 
 import contextlib
@@ -48,7 +48,9 @@ _TIMEOUT = flags.DEFINE_float(
 )
 
 _EPOCHS = flags.DEFINE_bool(
-    "epochs", False, "Times whole epochs instead of steps on a fixed batch."
+    "whole_epochs",
+    False,
+    "Times whole epochs instead of steps on a fixed batch.",
 )
 
 OURS = "tf_dpsub"
@@ -209,7 +211,7 @@ class _Process:
                     f"--workload={name}",
                     f"--method={method}",
                     "--turns",
-                    *(["--epochs"] if epochs else []),
+                    *(["--whole_epochs"] if epochs else []),
                 ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

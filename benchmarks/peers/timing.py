@@ -1,7 +1,7 @@
 """Times steps in a process of their own, and prints the results as JSON.
 
-With `--epochs` a program times whole epochs, whose batches its library draws,
-and not steps on one batch in memory.
+With `--whole_epochs` a program times whole epochs, whose batches its library
+draws, and not steps on one batch in memory.
 
 With `--turns` a program says when it is ready, and then makes steps whenever a
 line of its input says for how many seconds, so that programs can alternate.
@@ -53,7 +53,7 @@ def main(
     parser.add_argument("--method", choices=methods)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--turns", action="store_true")
-    parser.add_argument("--epochs", action="store_true")
+    parser.add_argument("--whole_epochs", action="store_true")
     args = parser.parse_args()
     result = {
         "framework": framework,
@@ -62,9 +62,9 @@ def main(
         "method": args.method,
     }
     try:
-        if args.epochs and built_epoch is None:
+        if args.whole_epochs and built_epoch is None:
             raise NotImplementedError("It has no epochs to time.")
-        build = built_epoch if args.epochs else built
+        build = built_epoch if args.whole_epochs else built
         step, parameters, trained = build(args.workload, args.method)
     except NotImplementedError as error:
         _print(result | {"impossible": str(error)})
@@ -74,7 +74,7 @@ def main(
     step()
     result["first_ms"] = 1e3 * (time.perf_counter() - began)
     count, fewest_of_all = 1, FEWEST
-    if args.epochs:
+    if args.whole_epochs:
         # The first one has traced and compiled.
         count, fewest_of_all = workloads.STEPS_OF_EPOCH, 1
     else:

@@ -99,10 +99,10 @@ class TestProgram:
 
     def test_epochs(self, program):
         """They take their own time; the first one is not counted."""
-        (result,), calls = program("--seconds=0", "--epochs")
+        (result,), calls = program("--seconds=0", "--whole_epochs")
         assert result["ms"] == [1e3 * 60 / workloads.STEPS_OF_EPOCH]
         assert calls == 2
-        (result,), _ = program("--epochs", has_epochs=False)
+        (result,), _ = program("--whole_epochs", has_epochs=False)
         assert result["impossible"] == "It has no epochs to time."
 
 
