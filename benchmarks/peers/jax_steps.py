@@ -461,5 +461,5 @@ if __name__ == "__main__":
         f"JAX {jax.__version__}, JAX Privacy {jax_privacy.__version__}",
         tuple(_METHODS),
         _built,
-        built_epoch=_built_epoch,
+        _built_epoch,
     )

@@ -455,5 +455,5 @@ if __name__ == "__main__":
         f"PyTorch {torch.__version__}, Opacus {opacus.__version__}",
         METHODS,
         built,
-        built_epoch=built_epoch,
+        built_epoch,
     )

@@ -44,11 +44,7 @@ _STAGES = 3
 
 def built(workload, method):
     """Builds the step for `timing.main`."""
-    model = new_model(workload, method)
-    counts = _counts(model.weights), _counts(model.trainable_weights)
-    x, y = workloads.data(workload)
-    if method == "ghost":
-        _require_rules(model, x, y)
+    model, x, y, *counts = _prepared(workload, method)
     dataset = tf.data.Dataset.from_tensors((x, y)).repeat()
     step = functools.partial(model.make_train_function(), iter(dataset))
     return lambda: float(step()["loss"]), *counts
@@ -56,11 +52,7 @@ def built(workload, method):
 
 def built_epoch(workload, method):
     """Builds the epoch for `timing.main`."""
-    model = new_model(workload, method)
-    counts = _counts(model.weights), _counts(model.trainable_weights)
-    x, y = workloads.data(workload)
-    if method == "ghost":
-        _require_rules(model, x, y)
+    model, x, y, *counts = _prepared(workload, method)
     x, y = (np.concatenate([a] * workloads.STEPS_OF_EPOCH) for a in (x, y))
     size = workloads.WORKLOADS[workload].batch
 
@@ -70,6 +62,16 @@ def built_epoch(workload, method):
         return clock.seconds
 
     return epoch, *counts
+
+
+def _prepared(workload, method):
+    """Model and batch of a workload, and numbers of parameters."""
+    model = new_model(workload, method)
+    x, y = workloads.data(workload)
+    if method == "ghost":
+        _require_rules(model, x, y)
+    counts = _counts(model.weights), _counts(model.trainable_weights)
+    return model, x, y, *counts
 
 
 class _Clock(keras.callbacks.Callback):
@@ -332,5 +334,5 @@ if __name__ == "__main__":
         f"TensorFlow Privacy {tensorflow_privacy.__version__}",
         METHODS,
         built,
-        built_epoch=built_epoch,
+        built_epoch,
     )

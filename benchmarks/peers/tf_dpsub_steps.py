@@ -163,6 +163,6 @@ if __name__ == "__main__":
         f"TensorFlow {tf.__version__}, Keras {keras.__version__}",
         METHODS,
         built,
+        built_epoch,
         steps_per_call=lambda method: UPDATE_EVERY.get(method, 1),
-        built_epoch=built_epoch,
     )

@@ -23,8 +23,8 @@ def main(
     version,
     methods,
     built,
+    built_epoch,
     steps_per_call=None,
-    built_epoch=None,
 ):
     """Runs the method and the workload that the command line names.
 
@@ -37,12 +37,11 @@ def main(
             end, and the numbers of all and of trained parameters. It raises
             `NotImplementedError`, with the reason, for what the framework
             cannot do.
-        steps_per_call: function of a method, which returns the number of steps
-            that its function makes. Defaults to `None`, one for all methods.
         built_epoch: as `built`, but for a function that makes the steps of a
             whole epoch, `workloads.STEPS_OF_EPOCH` times the batch, on batches
             that the library draws as users would; it returns their seconds.
-            Defaults to `None`: there are none.
+        steps_per_call: function of a method, which returns the number of steps
+            that its function makes. Defaults to `None`, one for all methods.
 
     Raises:
         ValueError: if the model has another number of parameters than the
@@ -62,8 +61,6 @@ def main(
         "method": args.method,
     }
     try:
-        if args.whole_epochs and built_epoch is None:
-            raise NotImplementedError("It has no epochs to time.")
         build = built_epoch if args.whole_epochs else built
         step, parameters, trained = build(args.workload, args.method)
     except NotImplementedError as error:

@@ -260,19 +260,22 @@ class _Trials:
         setting, ends = neighbour_search.best_of(
             start, grid, self._scores, _TOGETHER, _LEAST_GAIN
         )
-        tested = (
-            self._simulated_tests
+        part, run = (
+            ("simulated_test", self._simulate)
             if method == _ALL_FEATURES
-            else self._private_tests
+            else ("test", self._train)
         )
-        results = tested(setting)
+        trials = [(setting, seed) for seed in _SEEDS]
+        missing = self._missing(part, trials)
+        if missing and self._cache is not None:
+            run(part, missing)
         return Row(
             point=self._point,
             method=method,
             setting=setting,
             ends=[field for field in ends if not _is_natural(setting, field)],
             tried=self._tried,
-            results=results,
+            results=self._finished(part, trials),
         )
 
     def _grid(self, method):
@@ -340,33 +343,21 @@ class _Trials:
             self._simulate("simulated", list(group))
         return [r["accuracy"] for r in self._finished("simulated", trials)]
 
-    def _simulated_tests(self, setting):
-        """Simulates the seeds on the test split, all at once."""
-        trials = [(setting, seed) for seed in _SEEDS]
-        missing = self._missing("simulated_test", trials)
-        try:
-            if missing:
-                self._simulate("simulated_test", missing)
-        except neighbour_search.Unknown:
-            pass
-        return self._finished("simulated_test", trials)
+    def _train(self, part, trials):
+        """Makes the private run of each of some trials.
 
-    def _private_tests(self, setting):
-        """Makes the private run of each seed."""
-        trials = [(setting, seed) for seed in _SEEDS]
-        try:
-            for trial in self._missing("test", trials):
-                result = linear_heads.train(
-                    self._split(setting),
-                    self._shortened(setting),
-                    self._point.epsilon,
-                    _DELTA,
-                    trial[1],
-                )
-                self._write("test", trial, result)
-        except neighbour_search.Unknown:
-            pass
-        return self._finished("test", trials)
+        Args:
+            part, trials: as `_simulate`.
+        """
+        for setting, seed in trials:
+            result = linear_heads.train(
+                self._split(setting),
+                self._shortened(setting),
+                self._point.epsilon,
+                _DELTA,
+                seed,
+            )
+            self._write(part, (setting, seed), result)
 
     def _missing(self, part, trials):
         return [t for t in trials if not self._file(part, *t).exists()]
@@ -416,9 +407,10 @@ class _Trials:
         )
 
     def _write(self, part, trial, result):
-        file = self._file(part, *trial)
-        setting = dataclasses.asdict(self._shortened(trial[0]))
-        files.write_json(file, result | {"setting": setting, "seed": trial[1]})
+        setting, seed = trial
+        file = self._file(part, setting, seed)
+        setting = dataclasses.asdict(self._shortened(setting))
+        files.write_json(file, result | {"setting": setting, "seed": seed})
         print(
             f"{file.stem}: {100 * result['accuracy']:.2f} % in "
             f"{durations.text(result['seconds'])}",

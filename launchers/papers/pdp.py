@@ -58,9 +58,9 @@ _FASHION_MNIST = {
 }
 
 # Of both methods alike, at each σ. PDP-SGD projects from the start, or from the
-# paper's epoch on.
+# paper's epoch on: methods and first epochs, by their short names.
 _TUNED_RATES = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-_TUNED_STARTS = (1, 15)
+_TUNED = {"dp": ("DP-SGD", 1), "pdp1": ("PDP-SGD", 1), "pdp15": ("PDP-SGD", 15)}
 _TUNED_REFRESH = 10
 
 _UNITS_NOTE = (
@@ -97,20 +97,15 @@ def fashion_mnist(inputs):
 def fashion_mnist_tuned(inputs):
     """DP-SGD and PDP-SGD on Fashion-MNIST, tuned over the same rates."""
     trials = []
-    for seed, sigma, rate in itertools.product(
-        _SEEDS, _FASHION_MNIST, _TUNED_RATES
+    for seed, sigma, rate, (short, (method, start)) in itertools.product(
+        _SEEDS, _FASHION_MNIST, _TUNED_RATES, _TUNED.items()
     ):
-        starts = [("DP-SGD", 1), *(("PDP-SGD", s) for s in _TUNED_STARTS)]
-        for method, start in starts:
-            config = pdp_fashion_mnist.get_config()
-            change_subspace(config, update_every=_TUNED_REFRESH)
-            rates = _Rates(rate, rate, start)
-            trial = _trial(config, "tanh", sigma, method, rates, seed)
-            short = _METHODS[method] + (
-                f"{start}" if method != "DP-SGD" else ""
-            )
-            name = f"sigma{sigma}_rate{rate:g}_{short}_seed{seed}"
-            trials.append(dataclasses.replace(trial, name=name))
+        config = pdp_fashion_mnist.get_config()
+        change_subspace(config, update_every=_TUNED_REFRESH)
+        rates = _Rates(rate, rate, start)
+        trial = _trial(config, "tanh", sigma, method, rates, seed)
+        name = f"sigma{sigma}_rate{rate:g}_{short}_seed{seed}"
+        trials.append(dataclasses.replace(trial, name=name))
     return Experiment(
         name="pdp_fashion_mnist_tuned",
         title="PDP-SGD on Fashion-MNIST, tuned",

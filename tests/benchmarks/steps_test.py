@@ -55,7 +55,7 @@ class TestProgram:
     def _program(self, monkeypatch, capsys):
         """Runs a program whose calls make two steps, and returns its output."""
 
-        def run(*arguments, lines="", has_epochs=True):
+        def run(*arguments, lines=""):
             monkeypatch.setattr(
                 "sys.argv",
                 ["program", "--workload=cnn", "--method=plain", *arguments],
@@ -74,8 +74,8 @@ class TestProgram:
                 "1",
                 ["plain"],
                 built,
-                lambda method: 2,
-                built_epoch=built_epoch if has_epochs else None,
+                built_epoch,
+                steps_per_call=lambda method: 2,
             )
             lines_printed = capsys.readouterr().out.splitlines()
             return [json.loads(line) for line in lines_printed], len(calls)
@@ -102,8 +102,6 @@ class TestProgram:
         (result,), calls = program("--seconds=0", "--whole_epochs")
         assert result["ms"] == [1e3 * 60 / workloads.STEPS_OF_EPOCH]
         assert calls == 2
-        (result,), _ = program("--whole_epochs", has_epochs=False)
-        assert result["impossible"] == "It has no epochs to time."
 
 
 def small():
@@ -151,7 +149,7 @@ def test_another_model_is_refused(monkeypatch, capsys):
         "sys.argv", ["program", "--workload=cnn", "--method=plain"]
     )
     with pytest.raises(ValueError, match="Expected 26,010 parameters"):
-        timing.main("x", "1", ["plain"], lambda *_: (int, 26_011, 26_011))
+        timing.main("x", "1", ["plain"], lambda *_: (int, 26_011, 26_011), None)
     assert not capsys.readouterr().out
 
 
@@ -162,7 +160,7 @@ def test_impossible_methods_have_a_reason(monkeypatch, capsys):
     monkeypatch.setattr(
         "sys.argv", ["program", "--workload=cnn", "--method=plain"]
     )
-    timing.main("x", "1", ["plain"], built)
+    timing.main("x", "1", ["plain"], built, None)
     assert '"impossible": "no plain of cnn"' in capsys.readouterr().out
 
 

@@ -219,6 +219,16 @@ class TestCapacity:
             stats.poisson.isf(1e-12, 62.5)
         )
 
+    def test_a_host_with_a_part_has_its_share(self):
+        part = PoissonBatches(
+            np.zeros(2500), batch_size=250, total_examples=10_000
+        )
+        assert part.capacity() == int(stats.poisson.isf(1e-12, 62.5))
+
+    def test_is_no_more_than_a_shard_has(self):
+        whole = PoissonBatches(np.zeros(60), batch_size=60)
+        assert [whole.capacity(1, replicas=r) for r in (1, 4)] == [60, 15]
+
     @pytest.mark.parametrize("value", [0, -8, 2.0, True, None])
     @pytest.mark.parametrize("name", ["multiple_of", "replicas"])
     def test_refuses_all_but_positive_ints(self, name, value):

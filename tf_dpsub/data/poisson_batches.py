@@ -459,9 +459,8 @@ class PoissonBatches:
         The smallest multiple of `multiple_of` which a draw exceeds with
         probability at most 1e-12, of however many examples: a step that is
         traced for this number of rows serves other data, too. It is no more
-        than there are examples. With several replicas, a share of the expected
-        size is that of each: where rates differ, a draw of one may exceed it,
-        and is padded to a multiple.
+        than a shard has examples. Where rates differ, shards are taken to have
+        like ones: a larger draw of one is padded to a multiple.
 
         Args:
             multiple_of: int, the size of a microbatch. Defaults to `1`.
@@ -478,8 +477,9 @@ class PoissonBatches:
         check_count("replicas", replicas)
         # A sum of independent draws varies at most as the Poisson distribution
         # of its mean does, into which it turns if there are many.
-        rows = int(stats.poisson.isf(_TAIL, self.expected_size / replicas))
-        rows = max(1, min(rows, self.examples))
+        share = self.own_examples / self.examples / replicas
+        rows = int(stats.poisson.isf(_TAIL, self.expected_size * share))
+        rows = max(1, min(rows, self._largest_shard(replicas)))
         return math.ceil(rows / multiple_of) * multiple_of
 
     def dataset(
@@ -610,7 +610,8 @@ class PoissonBatches:
             `[drawn]`, and of the step that they are for, an int64 scalar.
         """
         rate = self.largest_rate or self.sampling_rate
-        chunk = self._quantile(replicas, rate) + 1
+        shard = self._largest_shard(replicas)
+        chunk = int(stats.binom.isf(_TAIL, shard, rate * self.groups)) + 1
         if self.groups > 1:
             return self._draws_of_groups(index, replicas, chunk)
         shard_examples = len(range(index, self.own_examples, replicas))
@@ -684,10 +685,9 @@ class PoissonBatches:
 
         return tf.data.Dataset.range(1).map(key)
 
-    def _quantile(self, replicas, rate):
-        group_examples = math.ceil(self.own_examples / self.groups)
-        shard_examples = math.ceil(group_examples / replicas)
-        return int(stats.binom.isf(_TAIL, shard_examples, rate * self.groups))
+    def _largest_shard(self, replicas):
+        """How many examples a step may draw of, at most."""
+        return math.ceil(math.ceil(self.own_examples / self.groups) / replicas)
 
 
 def _draw(examples, rate, key, step, chunk):
