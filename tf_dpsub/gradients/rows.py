@@ -3,6 +3,11 @@
 import tensorflow as tf
 
 
+def reshape(x, shape: list):
+    """`x` in a static shape: itself, where it has that one already."""
+    return x if x.shape == tf.TensorShape(shape) else tf.reshape(x, shape)
+
+
 def sum_squares(x):
     """Squared norms of the rows of `x`, of shape `[batch, ...]`."""
     return tf.reduce_sum(tf.square(x), axis=list(range(1, x.shape.rank)))
@@ -14,6 +19,8 @@ def add_in_order(tensors):
     AddN begins with any of its inputs whose memory is free by then: which ones
     are depends on when their other readers ran, and the last bit on that.
     """
+    if len(tensors) == 1:
+        return tensors[0]
     return tf.reduce_sum(tf.stack(tensors), axis=0)
 
 
@@ -57,7 +64,10 @@ def combine_rows(weights, x):
     return tf.matmul(tf.reshape(x, [x.shape[0], -1]), weights, transpose_a=True)
 
 
-def mask_rows(valid, x):
-    """`x` with zeros in the rows that are not valid, even where NaN."""
-    shape = [-1] + [1] * (x.shape.rank - 1)
-    return tf.where(tf.reshape(valid, shape), x, tf.zeros_like(x))
+def mask_rows(valid, tensors: list) -> list:
+    """`tensors` with zeros in the rows that are not valid, even where NaN."""
+    ranks = dict.fromkeys(x.shape.rank for x in tensors)
+    masks = {r: tf.reshape(valid, [-1] + [1] * (r - 1)) for r in ranks}
+    types = dict.fromkeys(x.dtype for x in tensors)
+    zeros = {dtype: tf.zeros([], dtype) for dtype in types}
+    return [tf.where(masks[x.shape.rank], x, zeros[x.dtype]) for x in tensors]

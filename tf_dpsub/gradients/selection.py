@@ -1,5 +1,6 @@
 """Choice of the implementation for a model, made once, before any step."""
 
+import contextlib
 import dataclasses
 import hashlib
 
@@ -275,13 +276,12 @@ def _name(handle):
 def _self_check(loss_fn, inputs, variables, states, may_read):
     """Relative error of a weighted sum of rows, on synthetic inputs.
 
-    The rows and the ordinary gradient are computed one after the other, so
-    that there is never more in memory than a step needs. A forward pass that
-    draws what no state determines cannot be repeated: it serves both.
+    The rows and the ordinary gradient share a forward pass, and are computed
+    one after the other, so that there is not more in memory than a step needs.
     """
     tf_variables = [tf_variable(v) for v in variables]
 
-    def by_rows(batch):
+    def both(batch):
         traced_losses = []
 
         def observed(batch):
@@ -293,37 +293,26 @@ def _self_check(loss_fn, inputs, variables, states, may_read):
             observed, batch, variables, may_read=may_read
         )
         (losses,) = traced_losses
-        draws = effects.draws(losses.graph)
         # Stateless: other replicas find it in the graph that they share, where
         # a draw with a seed of the program is refused.
         uniform = tf.random.stateless_uniform([rows.batch_size], [0, 1])
         c = tf.where(rows.valid, uniform, 0.0)
-        expected = ordinary(losses, c, rows.valid) if draws else None
-        return rows.weighted_sum(c), expected, c, rows.valid
-
-    def ordinary(losses, c, valid):
-        losses = tf.where(valid, losses, 0.0)
-        return [
+        sums = rows.weighted_sum(c)
+        with tf.control_dependencies(sums):
+            losses = tf.where(rows.valid, losses, 0.0)
+        ordinary = tf.gradients(tf.reduce_sum(c * losses), tf_variables)
+        return sums, [
             tf.zeros(v.shape)
             if g is None
             else tf.cast(tf.convert_to_tensor(g), tf.float32)
-            for v, g in zip(
-                tf_variables,
-                tf.gradients(tf.reduce_sum(c * losses), tf_variables),
-            )
+            for v, g in zip(tf_variables, ordinary)
         ]
-
-    def without_rows(arguments):
-        batch, *weights = arguments
-        return ordinary(loss_fn(batch)[0], *weights)
 
     # One generator for all inputs: where two were equal, their difference
     # would have no gradient.
     generator = tf.random.Generator.from_seed(0)
     batch = tf.nest.map_structure(lambda s: _synthetic(s, generator), inputs)
-    sums, expected, *weights = _run(by_rows, batch, states)
-    if expected is None:
-        expected = _run(without_rows, [batch, *weights], states)
+    sums, expected = _run(both, batch, states)
     difference = tf.linalg.global_norm(
         [total - g for total, g in zip(sums, expected)]
     )
@@ -336,10 +325,34 @@ def _run(function, inputs, states):
     """Runs a function, and restores the states that it has changed."""
     traced = trace(function, inputs)
     before = [tf.identity(tf_variable(v)) for v in states]
-    outputs = traced(inputs)
+    with _unoptimized(traced.graph):
+        outputs = traced(inputs)
     for variable, value in zip(states, before):
         tf_variable(variable).assign(value)
     return outputs
+
+
+@contextlib.contextmanager
+def _unoptimized(graph):
+    """A context in which TensorFlow runs a new graph as it is.
+
+    To optimize a graph takes longer than to run it once. Gradients that are
+    left to the runtime need its optimizer.
+    """
+    definition = graph.as_graph_def()
+    nodes = [definition.node, *(f.node_def for f in definition.library.function)]
+    if any(node.op == "SymbolicGradient" for part in nodes for node in part):
+        yield
+        return
+    options = tf.config.optimizer.get_experimental_options()
+    off = {**options, "disable_meta_optimizer": True}
+    tf.config.optimizer.set_experimental_options(off)
+    try:
+        yield
+    finally:
+        tf.config.optimizer.set_experimental_options(
+            {"disable_meta_optimizer": False, **options}
+        )
 
 
 def _synthetic(spec, generator):

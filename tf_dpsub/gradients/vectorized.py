@@ -39,9 +39,7 @@ class StoredGradients(PerExampleGradients):
             (1 + ROUNDING_MARGIN) * add_in_order(sq_norms)
         )
         keys = [tf_variable(v).ref() for v in self.variables]
-        self._rows = {
-            key: mask_rows(self.valid, row) for key, row in zip(keys, rows)
-        }
+        self._rows = dict(zip(keys, mask_rows(self.valid, rows)))
         self._sq_norms = {
             key: tf.where(self.valid, norm, 0.0)
             for key, norm in zip(keys, sq_norms)

@@ -449,7 +449,7 @@ def _masked(valid, tensor):
     """`tensor` with zeros where an example is not valid, its mask kept."""
     if not (tensor.dtype.is_floating or tensor.dtype.is_integer):
         return tensor
-    masked = mask_rows(valid, tensor)
+    (masked,) = mask_rows(valid, [tensor])
     mask = backend.get_keras_mask(tensor)
     if mask is not None:
         backend.set_keras_mask(masked, mask)

@@ -112,6 +112,7 @@ class GraphGradients(PerExampleGradients):
         )
         self._before_loss |= _ancestors(self._loops.gathered)
         self._loss_scale = loss_scale
+        self._gradients: dict = {}
         uses = [self._find_uses(v) for v in self.variables]
         self._build_sites(uses)
         # Checked again, as the backward pass may have effects of its own.
@@ -210,13 +211,14 @@ class GraphGradients(PerExampleGradients):
         return [op.outputs[k] for k in positions]
 
     def _is_site(self, op):
-        states = [self._proof(output) for output in op.outputs]
-        if all(state is PUBLIC for state in states):
+        if self._is_public(op):
             # A weight that is repeated along the batch is public still, but
             # the gradient there has the batch axis.
             if op.type not in _REPEATS:
                 return False
-            (gradient,) = tf.gradients(self._loss, op.outputs[:1])
+            if op not in self._gradients:
+                self._differentiate(self._candidates())
+            gradient = self._gradients[op]
             return gradient is not None and isinstance(
                 self._proof(tf.convert_to_tensor(gradient)), PerExample
             )
@@ -226,17 +228,50 @@ class GraphGradients(PerExampleGradients):
             )
         return True
 
+    def _is_public(self, op):
+        return all(self._proof(output) is PUBLIC for output in op.outputs)
+
+    def _candidates(self):
+        """Operations that may be sites, where weights are repeated.
+
+        One backward pass serves them all: a second one, to tell which of the
+        repetitions are sites, would double the graph.
+
+        Returns:
+            List of operations: those in which what is made of weights alone is
+            repeated, or meets the batch.
+        """
+        candidates = []
+        seen = set()
+        pending = [handle(variable) for variable in self.variables]
+        while pending:
+            for op in pending.pop().consumers():
+                if op in seen or op not in self._before_loss:
+                    continue
+                seen.add(op)
+                if not self._is_public(op):
+                    if op.type in _SITES:
+                        candidates.append(op)
+                    continue
+                pending += op.outputs
+                if op.type in _REPEATS:
+                    candidates.append(op)
+        return candidates
+
+    def _differentiate(self, ops):
+        """Keeps the gradients at the outputs of operations that have none."""
+        ops = [op for op in dict.fromkeys(ops) if op not in self._gradients]
+        if ops:
+            self._gradients.update(zip(ops, self._gradients_at(ops)))
+
     def _build_sites(self, uses):
         """Constructs the site of every operation in which a weight is used."""
-        ops = list(
-            dict.fromkeys(op for uses_of in uses for op, _, _ in uses_of)
-        )
-        gradient_of = dict(zip(ops, self._gradients_at(ops)))
+        self._differentiate(op for uses_of in uses for op, _, _ in uses_of)
         self._sites = {}
         for op, k, _ in (use for uses_of in uses for use in uses_of):
-            if (op, k) in self._sites or gradient_of[op] is None:
+            if (op, k) in self._sites or self._gradients[op] is None:
                 continue
-            gradient = tf.convert_to_tensor(gradient_of[op])
+            gradient = tf.convert_to_tensor(self._gradients[op])
             what = f"{op.type} '{op.name}'"
             state = self._gradient_state(op, gradient, what)
             site_op, at = _in_place(op, k)
@@ -383,18 +418,17 @@ class GraphGradients(PerExampleGradients):
         total = add_in_order(list(self._magnitudes.values()))
         self.valid = total < _LARGEST_SQUARE
         self._sq_norms = {site: site.sq_norms() for site in all_sites}
-        factors = [site.factors for site in all_sites]
-        factors = tf.cond(
-            tf.reduce_all(self.valid),
-            lambda: tf.nest.map_structure(tf.identity, factors),
-            lambda: tf.nest.map_structure(
-                lambda f: mask_rows(self.valid, f), factors
-            ),
+        factors = [f for site in all_sites for f in site.factors]
+        masked = iter(
+            tf.cond(
+                tf.reduce_all(self.valid),
+                lambda: [tf.identity(f) for f in factors],
+                lambda: mask_rows(self.valid, factors),
+            )
         )
-        for site, masked in zip(all_sites, factors):
+        for site in all_sites:
             site.factors = [
-                tf.ensure_shape(m, f.shape)
-                for m, f in zip(masked, site.factors)
+                _of_shape(next(masked), f.shape) for f in site.factors
             ]
 
     def _of(self, variables):
@@ -503,6 +537,11 @@ def _ancestors(ops, until=frozenset()):
             if op not in until:
                 pending.extend(i.op for i in op.inputs)
     return ancestors
+
+
+def _of_shape(tensor, shape):
+    """`tensor`, whose static shape a branch may have forgotten."""
+    return tensor if tensor.shape == shape else tf.ensure_shape(tensor, shape)
 
 
 def _in_place(op, k):

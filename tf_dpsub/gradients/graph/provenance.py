@@ -476,8 +476,4 @@ class Provenance:
 
 def handle(variable):
     """The handle of a variable in the graph that is traced."""
-    variable = tf_variable(variable)
-    read = tf.raw_ops.ReadVariableOp(
-        resource=variable.handle, dtype=variable.dtype
-    )
-    return read.op.inputs[0]
+    return tf.compat.v1.get_default_graph().capture(tf_variable(variable).handle)

@@ -18,12 +18,13 @@ import tensorflow as tf
 
 from tf_dpsub.gradients.graph import rules, terms
 from tf_dpsub.gradients.graph.constants import static_shape
-from tf_dpsub.gradients.graph.states import Unproven
+from tf_dpsub.gradients.graph.states import PerExample, Unproven
 from tf_dpsub.gradients.rows import (
     add_in_order,
     any_nonzero,
     combine_rows,
     inner_products,
+    reshape,
     scale_rows,
     sum_squares,
 )
@@ -67,11 +68,11 @@ def batch_first(tensor, state, batch_size, dtype=tf.float32):
     shape, axis = static_shape(tensor), state.axis
     split = [state.outer, batch_size, state.inner]
     if axis or state.outer > 1:
-        tensor = tf.reshape(tensor, shape[:axis] + split + shape[axis + 1 :])
+        tensor = reshape(tensor, shape[:axis] + split + shape[axis + 1 :])
         rank = len(shape) + 2
         others = [k for k in range(rank) if k != axis + 1]
         tensor = tf.transpose(tensor, [axis + 1, *others])
-    return tf.reshape(
+    return reshape(
         tensor,
         [
             batch_size,
@@ -97,6 +98,18 @@ class Site(abc.ABC):
         self.shape = static_shape(weight)
         self.factors = factors
         self.batch_size = factors[0].shape[0]
+        self._computed: dict = {}
+
+    def _once(self, function, *args):
+        """What a function of the factors returns, built once in each graph.
+
+        A tensor of a branch or a loop cannot be used outside of it.
+        """
+        graph = tf.compat.v1.get_default_graph()
+        key = function, args, graph, *(f.ref() for f in self.factors)
+        if key not in self._computed:
+            self._computed[key] = function(*args)
+        return self._computed[key]
 
     def factored(self, inputs: int):
         """Terms of the rows, as matrices of the weight's numbers in order.
@@ -170,19 +183,22 @@ class Stored(Site):
         return self.sq_norms()
 
     def sq_norms(self):
+        return self._once(self._compute_sq_norms)
+
+    def _compute_sq_norms(self):
         return add_in_order([sum_squares(part) for part in self.factors])
 
     def rows(self):
         order = [0] + [axis + 1 for axis in self._order]
         rows = _transpose(self._whole(self.factors, 1), order)
-        return tf.reshape(rows, [self.batch_size, *self.shape])
+        return reshape(rows, [self.batch_size, *self.shape])
 
     def weighted_sum(self, c):
         totals = [
             tf.tensordot(c, tf.cast(part, c.dtype), 1) for part in self.factors
         ]
         total = _transpose(self._whole(totals, 0), self._order)
-        return tf.reshape(total, self.shape)
+        return reshape(total, self.shape)
 
     def _whole(self, parts, axis):
         return parts[0] if self._is_whole else tf.stack(parts, axis)
@@ -206,7 +222,6 @@ class OuterProducts(Site):
         super().__init__(weight, [left, right])
         self._parts = parts
         self._order = order
-        self._cached_products: dict = {}
         _, self.groups, self.terms, self.left_size = left.shape.as_list()
         self.right_size = right.shape[3]
 
@@ -219,7 +234,7 @@ class OuterProducts(Site):
         if self.terms > 1 and not self._prefers_gram:
             if self.batch_size * size(self.shape) <= KEPT_ROWS:
                 products = tf.cast(self._products(*self.factors), tf.float32)
-                products = tf.reshape(products, [self.batch_size, *self._parts])
+                products = reshape(products, [self.batch_size, *self._parts])
                 return Stored(self.weight, products, self._order)
         self.factors = [tf.cast(f, tf.float32) for f in self.factors]
         return self
@@ -258,6 +273,9 @@ class OuterProducts(Site):
 
         An underflowing square must not hide a factor from the other one.
         """
+        return self._once(self._compute_sq_sizes)
+
+    def _compute_sq_sizes(self):
         if self.terms > 1 and self._prefers_gram:
             squares = [
                 tf.linalg.trace(self._products_of_terms(k)) for k in (0, 1)
@@ -305,14 +323,11 @@ class OuterProducts(Site):
 
         Norms, and all that bounds them, need the same ones.
         """
+        return self._once(self._compute_products_of_terms, k)
+
+    def _compute_products_of_terms(self, k):
         factor = self.factors[k]
-        # A tensor of a branch or a loop cannot be used outside of it.
-        key = factor.ref(), tf.compat.v1.get_default_graph()
-        if key not in self._cached_products:
-            self._cached_products[key] = tf.matmul(
-                factor, factor, transpose_b=True
-            )
-        return self._cached_products[key]
+        return tf.matmul(factor, factor, transpose_b=True)
 
     def _products(self, left, right):
         return tf.matmul(left, right, transpose_a=True)  # [batch, g, k, n]
@@ -348,11 +363,11 @@ class OuterProducts(Site):
         return OuterProducts(self.weight, left, right, self._parts, self._order)
 
     def rows(self):
-        products = tf.reshape(
+        products = reshape(
             self._products(*self.factors), [self.batch_size, *self._parts]
         )
         order = [0] + [axis + 1 for axis in self._order]
-        return tf.reshape(
+        return reshape(
             _transpose(products, order), [self.batch_size, *self.shape]
         )
 
@@ -365,8 +380,8 @@ class OuterProducts(Site):
         total = tf.matmul(  # [groups, k, n]
             self._merge_terms(left), self._merge_terms(right), transpose_a=True
         )
-        total = tf.reshape(total, self._parts)
-        return tf.reshape(_transpose(total, self._order), self.shape)
+        total = reshape(total, self._parts)
+        return reshape(_transpose(total, self._order), self.shape)
 
     def combinations(self, weights):
         count = weights.shape[1]
@@ -387,7 +402,7 @@ class OuterProducts(Site):
         if self.groups > 1:
             factor = tf.transpose(factor, [1, 0, 2, 3])
         shape = [self.groups, self.batch_size * self.terms, factor.shape[3]]
-        return tf.reshape(factor, shape)
+        return reshape(factor, shape)
 
 
 def _transpose(x, order):
@@ -446,7 +461,7 @@ class Lookup(Site):
             tf.reshape(flat, [-1]),
             entries * self.batch_size,
         )
-        return tf.reshape(rows, [self.batch_size, *self.shape])
+        return reshape(rows, [self.batch_size, *self.shape])
 
     def weighted_sum(self, c):
         scaled = scale_rows(c, self.factors[0])
@@ -455,7 +470,7 @@ class Lookup(Site):
             tf.reshape(self.indices, [-1]),
             self.shape[0],
         )
-        return tf.reshape(total, self.shape)
+        return reshape(total, self.shape)
 
 
 def contraction(op, k, gradient, operand_state, gradient_state, batch_size):
@@ -479,8 +494,15 @@ def contraction(op, k, gradient, operand_state, gradient_state, batch_size):
         raise Unproven("has a weight with an axis of the batch")
     is_low = {operand.dtype, gradient.dtype} == {tf.bfloat16}
     dtype = tf.bfloat16 if is_low else tf.float32
-    left = _Labelled(operand, operand_labels, operand_state, batch_size, dtype)
-    right = _Labelled(gradient, list(out), gradient_state, batch_size, dtype)
+    # Nothing else is on the axis of the batch, as in most layers.
+    is_plain = operand_state == gradient_state == PerExample(0, 1, 1)
+    left, right = (
+        _Labelled(*factor, batch_size, dtype, is_plain)
+        for factor in (
+            (operand, operand_labels, operand_state),
+            (gradient, list(out), gradient_state),
+        )
+    )
     for label in weight_labels:
         if label and label not in left.labels and label not in right.labels:
             raise Unproven("sums over an axis of the weight alone")
@@ -525,16 +547,20 @@ class _Labelled:
     The parts that were merged with the batch axis are named "<" and ">".
     """
 
-    def __init__(self, tensor, labels, state, batch_size, dtype):
-        self.tensor = batch_first(tensor, state, batch_size, dtype)
+    def __init__(self, tensor, labels, state, batch_size, dtype, is_plain):
         axis = state.axis
-        self.labels = [*labels[:axis], "<", ">", *labels[axis + 1 :]]
+        if is_plain:
+            self.tensor = tf.cast(tensor, dtype)
+            self.labels = labels[1:]
+        else:
+            self.tensor = batch_first(tensor, state, batch_size, dtype)
+            self.labels = [*labels[:axis], "<", ">", *labels[axis + 1 :]]
         # Axes without a name have size 1.
         shape = self.tensor.shape.as_list()[1:]
         named = [k for k, label in enumerate(self.labels) if label]
         self.labels = [self.labels[k] for k in named]
         self._set(
-            tf.reshape(self.tensor, [batch_size, *(shape[k] for k in named)])
+            reshape(self.tensor, [batch_size, *(shape[k] for k in named)])
         )
 
     def _set(self, tensor):
@@ -557,7 +583,7 @@ class _Labelled:
         ]
         shape = [size([self.sizes[label] for label in part]) for part in parts]
         tensor = _transpose(self.tensor, [0, *order])
-        return tf.reshape(tensor, [self.tensor.shape[0], *shape])
+        return reshape(tensor, [self.tensor.shape[0], *shape])
 
 
 def broadcast(op, k, gradient, operand_state, gradient_state, batch_size):
@@ -586,7 +612,7 @@ def broadcast(op, k, gradient, operand_state, gradient_state, batch_size):
     kept = [*aligned[:axis], 1, 1, *aligned[axis + 1 :]]
     summed = [n + 1 for n, d in enumerate(kept) if d == 1]
     rows = tf.reduce_sum(rows, summed)
-    return Stored(weight, tf.reshape(rows, [batch_size, *static_shape(weight)]))
+    return Stored(weight, reshape(rows, [batch_size, *static_shape(weight)]))
 
 
 def _on_own_slice(rows, axis, aligned, shape):
@@ -614,6 +640,6 @@ def lookup(op, k, gradient, operand_state, gradient_state, batch_size):
     count = size(indices.shape[1:])
     return Lookup(
         op.inputs[0],
-        tf.reshape(indices, [batch_size, count]),
+        reshape(indices, [batch_size, count]),
         tf.reshape(gradient, [batch_size, count, -1]),
     )

@@ -5,6 +5,7 @@ import dataclasses
 import tensorflow as tf
 
 from tf_dpsub.gradients.graph.constants import static_shape
+from tf_dpsub.gradients.rows import reshape
 
 _VIEWS = frozenset(
     "Cast EnsureShape ExpandDims Identity Neg Reshape Squeeze Transpose".split()
@@ -43,7 +44,9 @@ class View:
 
     def pull_back(self, gradient):
         """Gradient at the source, from one at the end of the view."""
-        return self.pull_back_rows(gradient[None])[0] if self.ops else gradient
+        if self.keeps_order:
+            return reshape(gradient, static_shape(self.source))
+        return self.pull_back_rows(gradient[None])[0]
 
     def pull_back_rows(self, rows):
         """Gradients at the source, from a stack of them, `[batch, ...]`."""
@@ -57,7 +60,7 @@ class View:
                 rows = tf.transpose(rows, order)
             else:
                 shape = static_shape(op.inputs[0])
-                rows = tf.reshape(rows, [rows.shape[0], *shape])
+                rows = reshape(rows, [rows.shape[0], *shape])
         return rows
 
     @staticmethod

@@ -1,0 +1,64 @@
+"""The walk builds one backward pass, and none of its results twice."""
+
+import collections
+
+import keras
+import pytest
+import tensorflow as tf
+
+from tf_dpsub import gradients
+from tf_dpsub.gradients.tracing import trace
+
+BATCH, TERMS, WIDTH = 4, 3, 8
+
+
+class _Positions(keras.layers.Layer):
+    """Adds a weight that is repeated along the batch before it is added."""
+
+    def build(self, shape):
+        self.table = self.add_weight(shape=shape[1:], name="table")
+
+    def call(self, x):
+        return x + tf.broadcast_to(self.table[None], x.shape)
+
+
+class _Scale(keras.layers.Layer):
+    """Multiplies by a weight that is repeated, but not along the batch."""
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=(1,), name="scale")
+
+    def call(self, x):
+        return x * tf.tile(self.scale, [x.shape[-1]])
+
+
+def _walked(*layers):
+    """The graph of a walk, by the types of its operations."""
+    first, last = (keras.layers.Dense(WIDTH, "tanh") for _ in range(2))
+    model = keras.Sequential([first, *layers, last])
+    model.build((BATCH, TERMS, WIDTH))
+
+    def loss_fn(x):
+        return tf.reduce_mean(tf.square(model(x)), [1, 2]), None
+
+    def walk(x):
+        rows, _ = gradients.per_example_gradients(
+            loss_fn, x, model.trainable_variables
+        )
+        return rows.sq_norms(), rows.weighted_sum(tf.ones(BATCH))
+
+    graph = trace(walk, tf.TensorSpec([BATCH, TERMS, WIDTH])).graph
+    return collections.Counter(op.type for op in graph.get_operations())
+
+
+@pytest.mark.parametrize("layer", [_Positions, _Scale])
+def test_repeated_weights_take_no_backward_pass_of_their_own(layer):
+    assert _walked(layer(), layer())["TanhGrad"] == 2
+
+
+def test_norms_and_their_bounds_share_sums_of_squares():
+    """Each layer's two Gram matrices, and the squares of its bias."""
+    operations = _walked()
+    kernels = biases = 2
+    assert operations["MatrixDiagPartV3"] == 2 * kernels
+    assert operations["Square"] <= biases + 1  # ... and that of the loss
