@@ -13,6 +13,7 @@ from tf_dpsub.gradients.graph import (
     Unproven,
     UpdatesState,
 )
+from tf_dpsub.gradients import zero_terms
 from tf_dpsub.gradients.per_example import PerExampleGradients
 from tf_dpsub.gradients.vectorized import StoredGradients, one_by_one
 
@@ -63,10 +64,11 @@ def per_example_gradients(
         ReadsState: if a variable is read that is none of `may_read`.
     """
     if implementation == "graph":
-        losses, aux = loss_fn(inputs)
+        with zero_terms.left_out() as terms:
+            losses, aux = loss_fn(inputs)
         flat = [tf.convert_to_tensor(t) for t in tf.nest.flatten(inputs)]
         return GraphGradients(
-            losses, flat, variables, loss_scale, may_read
+            losses, flat, variables, loss_scale, may_read, terms
         ), aux
     check_choice("implementation", implementation, IMPLEMENTATIONS)
     map_function = getattr(tf, implementation)

@@ -9,7 +9,7 @@ from absl import logging
 from tensorflow.python.ops import handle_data_util
 
 from tf_dpsub import gradients
-from tf_dpsub.gradients import vectorized
+from tf_dpsub.gradients import vectorized, zero_terms
 from tf_dpsub.gradients.graph import effects, provenance, sources
 from tf_dpsub.gradients.per_example import tf_variable
 from tf_dpsub.gradients.tracing import trace
@@ -300,7 +300,9 @@ def _self_check(loss_fn, inputs, variables, states, may_read):
         sums = rows.weighted_sum(c)
         with tf.control_dependencies(sums):
             losses = tf.where(rows.valid, losses, 0.0)
-        ordinary = tf.gradients(tf.reduce_sum(c * losses), tf_variables)
+        ordinary = zero_terms.gradients(
+            tf.reduce_sum(c * losses), tf_variables, rows.left_out
+        )
         return sums, [
             tf.zeros(v.shape)
             if g is None

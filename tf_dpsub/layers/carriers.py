@@ -13,6 +13,7 @@ import tensorflow as tf
 from keras import ops
 
 from tf_dpsub.checks import check_count
+from tf_dpsub.gradients import zero_terms
 from tf_dpsub.gradients.matrices import KernelMatrix
 
 
@@ -175,7 +176,7 @@ class Reparametrized(HasCarrierRank, abc.ABC):
         if self.carriers is None or not training:
             return outputs
         carried = self._carried(ops.stop_gradient(inputs))
-        return outputs + (carried - ops.stop_gradient(carried))
+        return zero_terms.added(outputs, carried)
 
     def enable_lora(self, *args, **kwargs):
         raise ValueError(

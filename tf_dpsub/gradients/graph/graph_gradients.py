@@ -3,6 +3,7 @@
 import tensorflow as tf
 from tensorflow.python.ops import handle_data_util
 
+from tf_dpsub.gradients import zero_terms
 from tf_dpsub.gradients.graph import (
     convolutions,
     functions,
@@ -69,6 +70,11 @@ class GraphGradients(PerExampleGradients):
         loss_scale: float, the power of two by which the losses were multiplied
             for a low-precision backward pass. Defaults to `1.0`.
         may_read: `Sources`. Defaults to `None`, all variables are public.
+        left_out: list of `zero_terms.ZeroTerm`, those that are not in the
+            loss. Defaults to `()`.
+
+    Attributes:
+        left_out: as given.
 
     Raises:
         Unproven: if a row is not proved to depend on its example alone; names
@@ -85,6 +91,7 @@ class GraphGradients(PerExampleGradients):
         variables: list,
         loss_scale: float = 1.0,
         may_read: sources.Sources | None = None,
+        left_out: list | tuple = (),
     ):
         if losses.shape.rank != 1 or losses.shape[0] is None:
             raise Unproven(
@@ -96,9 +103,11 @@ class GraphGradients(PerExampleGradients):
         self._proof = Provenance(
             losses.graph, inputs, self.batch_size, may_read
         )
-        self._before_loss = _ancestors([losses.op])
+        self.left_out = left_out
+        ends = [losses.op, *(zero.term.op for zero in left_out)]
+        self._before_loss = _ancestors(ends)
         # Operations that made the batch itself do not belong to the loss.
-        reads = _ancestors([losses.op], until={t.op for t in inputs})
+        reads = _ancestors(ends, until={t.op for t in inputs})
         self._proof.require_no_effect(losses.graph, reads)
         state = self._proof.require_per_example(losses, "the loss")
         if state != PerExample(0, 1, 1):
@@ -323,12 +332,13 @@ class GraphGradients(PerExampleGradients):
     def _gradients_at(self, ops):
         """Gradients at the outputs of operations, or None."""
         gathered = self._loops.gathered
-        gradients = tf.gradients(
+        gradients = zero_terms.gradients(
             self._loss,
             [
                 gathered[op].zeros if op in gathered else op.outputs[0]
                 for op in ops
             ],
+            self.left_out,
         )
         return [
             gathered[op].merged(gradient)
