@@ -170,3 +170,106 @@ def test_functions_of_several_operations_fall_back(layer):
             w,
             "graph",
         )
+
+
+# A function that TensorFlow does not look into when it finds shapes.
+_hidden = tf.function(tf.identity, autograph=False)
+
+
+def _set(tensor, shape):
+    tensor.set_shape(shape)
+    return tensor
+
+
+def _column(w):
+    """A row of numbers, for each example another one in truth."""
+    column = tf.reshape(tf.stack([w, 2 * w]), _hidden(tf.constant([6, 1])))
+    return column[:BATCH]
+
+
+def _looped(w):
+    return tf.while_loop(
+        lambda k, _: k < 1,
+        lambda k, _: (k + 1, _set(_column(w), [1, 3])),
+        [0, tf.ones([1, 3])],
+    )[1]
+
+
+_LIES = {
+    "rows": lambda x, w: tf.cumsum(
+        _set(
+            tf.reshape(x * w, _hidden(tf.constant([BATCH // 2, 6]))),
+            [BATCH, 3],
+        ),
+        1,
+    ),
+    "weights": lambda x, w: x * w * _set(_column(w), [1, 3]),
+    "weights, later": lambda x, w: x * w * _set(tf.tanh(_column(w)), [1, 3]),
+    "of a function": lambda x, w: x * w * _set(
+        tf.function(lambda: _column(w), autograph=False)(), [1, 3]
+    ),
+    "in a function": lambda x, w: (
+        x
+        * w
+        * tf.function(lambda: _set(_column(w), [1, 3]), autograph=False)()
+    ),
+    "in a branch": lambda x, w: x * w * tf.cond(
+        tf.ones([]) > 0.0,
+        lambda: _set(_column(tf.ones(3)), [1, 3]),
+        lambda: tf.ones([1, 3]),
+    ),
+    "in a case": lambda x, w: x * w * tf.switch_case(
+        _hidden(tf.constant(0)),
+        [
+            lambda: _set(_column(tf.ones(3)), [1, 3]),
+            lambda: tf.ones([1, 3]),
+        ],
+    ),
+    "in a loop": lambda x, w: x * w * _looped(tf.ones(3)),
+}
+
+
+@pytest.mark.parametrize("name", _LIES)
+def test_shapes_that_were_set(name):
+    """Nothing checks them when the graph runs."""
+    w = _weight()
+    with pytest.raises(gradients.Unproven, match="a shape that was set"):
+        _rows(
+            lambda x: tf.reduce_sum(tf.tanh(_LIES[name](x, w)), 1),
+            np.ones((BATCH, 3), "float32"),
+            w,
+            "graph",
+        )
+
+
+def test_zeros_of_two_signs():
+    """An example's place would show in the sign of a reciprocal."""
+    w = _weight()
+    zeros = np.zeros((BATCH, 1), "float32")
+    zeros[1::2] = -0.0
+
+    def loss_fn(x):
+        signs = tf.where(1.0 / tf.constant(zeros) > 0.0, 1.0, 2.0)
+        return tf.reduce_sum(tf.tanh(x * w * signs), 1)
+
+    with pytest.raises(gradients.Unproven, match="differs from place to place"):
+        _rows(loss_fn, np.ones((BATCH, 3), "float32"), w, "graph")
+
+
+def test_draws_whose_numbers_overlap():
+    """By its counter, one draw begins within another one."""
+    w = _weight()
+    seed = tf.Variable([1, 2])
+
+    def loss_fn(x):
+        key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=seed)
+        own, others = (
+            tf.raw_ops.StatelessRandomUniformV2(
+                shape=[BATCH, BATCH], key=key, counter=start, alg=1
+            )
+            for start in (counter, counter + tf.constant([1, 0], tf.uint64))
+        )
+        return tf.reduce_sum(x * w, 1) * (own[:, 1] + others[:, 0])
+
+    with pytest.raises(gradients.Unproven, match="a counter of its own"):
+        _rows(loss_fn, np.ones((BATCH, 3), "float32"), w, "graph")

@@ -50,9 +50,7 @@ def _counted(x):
 
 def _sliced(x):
     at = tf.cast(START, tf.int32)
-    window = x[:, at : at + 3]
-    window.set_shape([SIZE, 3, SIZE])
-    return window
+    return tf.ensure_shape(x[:, at : at + 3], [SIZE, 3, SIZE])
 
 
 # The operation, the rank of its input, and on how many of its axes a batch

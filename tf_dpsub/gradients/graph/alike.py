@@ -86,7 +86,8 @@ class Alike:
             value = self._value(tensor)
         except Unproven:
             return False
-        return bool(np.all(value == value.flat[0]))
+        numbers = _bytes(value)
+        return bool(np.all(numbers == numbers.reshape(value.size, -1)[0]))
 
     def _value(self, tensor):
         """NumPy value of a constant."""
@@ -184,13 +185,10 @@ class Alike:
     def _numeric(self, tensor, state):
         value = self._value(tensor)
         before = int(np.prod(value.shape[: state.axis]))
-        parts = value.reshape(
+        parts = _bytes(value).reshape(
             before, state.outer, self._batch_size, state.inner, -1
         )
-        same = (parts == parts[:, :, :1]) | (
-            (parts != parts) & (parts[:, :, :1] != parts[:, :, :1])
-        )
-        return bool(np.all(same))
+        return bool(np.all(parts == parts[:, :, :1]))
 
     def _aligned(self, tensor, rank, state, shape):
         """Answer for an input that is broadcast to a shape."""
@@ -199,6 +197,18 @@ class Alike:
         if axis < 0 or input_shape[axis] == 1:
             return True
         return self(tensor, state.moved_to(axis))
+
+
+def _bytes(value):
+    """An array of numbers as one of bytes, `[*shape, bytes of a number]`.
+
+    Zero equals minus zero, of which the reciprocals differ.
+    """
+    value = np.asarray(value)
+    if value.dtype == object:  # strings
+        return value[..., None]
+    flat = np.ascontiguousarray(value).reshape(-1)
+    return flat.view(np.uint8).reshape(*value.shape, value.itemsize)
 
 
 def _all(answers):

@@ -37,6 +37,23 @@ def is_draw(op) -> bool:
     return op.type.startswith(_STATELESS) or op.type in _STATEFUL
 
 
+def is_own_stream(op) -> bool:
+    """Returns whether a draw begins where the key of its seed begins.
+
+    With a counter of its own, numbers of one place of a draw could be those of
+    another place of another draw.
+    """
+    inputs = dict(zip((a.name for a in op.op_def.input_arg), op.inputs))
+    if "counter" not in inputs:
+        return True
+    key, counter = inputs["key"], inputs["counter"]
+    return (
+        key.op is counter.op
+        and key.op.type == "StatelessRandomGetKeyCounter"
+        and (key.value_index, counter.value_index) == (0, 1)
+    )
+
+
 def draw(op, seeds=frozenset()):
     """The `Draw` that an operation makes."""
     shape = op.outputs[0].shape

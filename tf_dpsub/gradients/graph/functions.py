@@ -1,5 +1,6 @@
 """Functions that a graph calls: their bodies, and calls of one operation."""
 
+import types
 import weakref
 
 import tensorflow as tf
@@ -52,7 +53,7 @@ class Body:
             self.graph._add_function(function)
         with self.graph.as_default():
             self.inputs = [
-                _placeholder_like(t, shape)
+                placeholder_like(t, shape)
                 for t, shape in zip(call.inputs, shapes)
             ]
             placeholders = {
@@ -77,7 +78,8 @@ class Body:
         ]
 
 
-def _placeholder_like(tensor, shape):
+def placeholder_like(tensor, shape):
+    """A placeholder of the type of a tensor, and of what its handle holds."""
     placeholder = tf.compat.v1.placeholder(tensor.dtype, shape)
     if tensor.dtype in (tf.resource, tf.variant):
         # The shape of a variable is that of what is read from it.
@@ -130,6 +132,27 @@ def body(op, attribute="f"):
         definition = op.graph._get_function(name).cached_definition
         bodies[key] = Body(op, definition, shapes)
     return bodies[key]
+
+
+def branches(op) -> list:
+    """The `Body` of each branch that an operation may take.
+
+    Args:
+        op: a `tf.Operation` that takes one, whose first input chooses.
+    """
+    if "branches" in op.node_def.attr:
+        names = [f.name for f in op.node_def.attr["branches"].list.func]
+    else:
+        names = [op.get_attr(b).name for b in ("then_branch", "else_branch")]
+    taken = types.SimpleNamespace(graph=op.graph, inputs=list(op.inputs)[1:])
+    return [
+        Body(
+            taken,
+            op.graph._get_function(name).cached_definition,
+            [t.shape for t in taken.inputs],
+        )
+        for name in names
+    ]
 
 
 class SingleOperation:

@@ -30,6 +30,7 @@ from tf_dpsub.gradients.graph import (
     functions,
     loops,
     rules,
+    shapes,
     sources,
 )
 from tf_dpsub.gradients.graph.states import (
@@ -122,6 +123,7 @@ class Provenance:
             if isinstance(state, Mixed):
                 return [state] * len(op.outputs)
         try:
+            shapes.require_inferred(op, self._constants)
             if any(isinstance(state, PerExample) for state in states):
                 result = self._batched(op, states)
             else:
@@ -217,6 +219,8 @@ class Provenance:
             return PUBLIC
         if is_stateless and not seeds:
             return PUBLIC
+        if not draws.is_own_stream(op):
+            raise Unproven("draws by a counter of its own")
         return Drawn(frozenset([draws.draw(op, seeds)]))
 
     def _of_drawn(self, op, states):

@@ -190,7 +190,7 @@ def _rule(names):
 Abs Acos Acosh Add AddN AddV2 Angle AsString Asin Asinh Atan Atan2 Atanh
 BesselI0 BesselI0e BesselI1 BesselI1e BitwiseAnd BitwiseOr BitwiseXor Bucketize
 Cast Ceil ClipByValue Complex ComplexAbs Conj Cos Cosh Digamma Div DivNoNan Elu
-EluGrad EnsureShape Equal Erf Erfc Erfinv Exp Expm1 Floor FloorDiv FloorMod
+EluGrad Equal Erf Erfc Erfinv Exp Expm1 Floor FloorDiv FloorMod
 Greater GreaterEqual Identity Igamma Igammac Imag Inv InvGrad Invert IsFinite
 IsInf IsNan LeakyRelu LeakyReluGrad LeftShift Less LessEqual Lgamma Log Log1p
 LogicalAnd LogicalNot LogicalOr Maximum Minimum Mod Mul MulNoNan Ndtri Neg
@@ -225,6 +225,12 @@ def _elementwise(a):
 def is_elementwise(op) -> bool:
     """Returns whether output entries depend on inputs at their own place."""
     return _RULES.get(op.type) is _elementwise
+
+
+@_rule("EnsureShape")
+def _ensure_shape(a):
+    """That of its input, whose shape need not be known: it is looked at."""
+    return a.first
 
 
 @_rule("Select")
