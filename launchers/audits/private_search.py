@@ -127,7 +127,7 @@ def sensitivity(audited_parts: Parts, cases: int):
     worst = float(max(moved, with_first))
     return auditing.Finding(
         check="sensitivity",
-        passed=worst <= 1 + 1e-9,
+        passed=bool(worst <= 1 + 1e-9),
         value=worst,
         detail=f"Of {cases} rows, one moves the sum of scores by at most "
         f"{worst:.6f} of what is claimed.",
@@ -235,7 +235,7 @@ def attack(audited_parts: Parts, runs: int, epsilon: float):
     )
     return auditing.Finding(
         check="epsilon",
-        passed=bound <= epsilon,
+        passed=bool(bound <= epsilon),
         value=bound,
         detail=f"An attacker proves ε ≥ {bound:.3f} of {runs:,} searches, of "
         f"ε = {epsilon:.3f} claimed, at δ = {DELTA:g}.",
@@ -317,7 +317,7 @@ def ledger(audited_parts: Parts):
     return auditing.Finding(
         check="ledger",
         # Other orders give slightly other bounds.
-        passed=claimed >= 0.999 * expected,
+        passed=bool(claimed >= 0.999 * expected),
         value=claimed / expected,
         detail=f"The ledger of a search has ε = {claimed:.4f}; what its trials "
         f"took, selected from, has ε = {expected:.4f}.",

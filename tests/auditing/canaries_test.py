@@ -1,5 +1,6 @@
 """Canaries in one run: what they prove of right and of wrong claims."""
 
+import json
 import math
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from tests.auditing.audited_mechanisms import WithHalfTheNoise
 from tf_dpsub import optimizers
 from tf_dpsub.auditing import audit_by_gradients, audit_one_run
+from tf_dpsub.auditing.canaries import OneRun
 from tf_dpsub.data import PoissonBatches
 from tf_dpsub.data.person_batches import PersonBatches
 from tf_dpsub.subspaces import RandomSubspace
@@ -15,6 +17,20 @@ from tf_dpsub.training import private_batches, run
 from tf_dpsub.training.private_model import PrivateModel
 
 CANARIES = 400
+
+
+def test_json_can_hold_whether_it_passed():
+    """Also where NumPy computed what is compared."""
+    found = OneRun(
+        bound=np.float64(0.5),
+        claimed=np.float64(1.0),
+        delta=1e-5,
+        confidence=0.95,
+        correct=9,
+        guesses=10,
+        canaries=20,
+    )
+    assert json.dumps(found.passed) == "true"
 
 
 def settings(**changes):

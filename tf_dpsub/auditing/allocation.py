@@ -96,7 +96,7 @@ def _randomness(chosen, steps):
         tails.append(float(stats.chi2.sf(statistic, cells - 1)))
     return Finding(
         check="random steps",
-        passed=min(tails) > SIGNIFICANCE / 2,
+        passed=bool(min(tails) > SIGNIFICANCE / 2),
         value=min(tails),
         detail=f"Steps are uniform with p = {tails[0]:.2g}, and pairs of those "
         f"of following epochs with p = {tails[1]:.2g}.",
@@ -133,7 +133,7 @@ def _attack(
     bound = _proved(*scores, delta, confidence)
     return Finding(
         check="epsilon of epochs",
-        passed=bound <= claimed,
+        passed=bool(bound <= claimed),
         value=bound,
         detail=f"In {scores[0].size:,} runs of {epochs_of_run} epochs an "
         f"attacker proves ε ≥ {bound:.3f}, of ε = {claimed:.3f} claimed, at "

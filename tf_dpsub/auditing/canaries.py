@@ -40,7 +40,7 @@ class OneRun:
     @property
     def passed(self):
         """Whether no more was proved than is claimed."""
-        return self.bound <= self.claimed
+        return bool(self.bound <= self.claimed)
 
 
 def audit_one_run(

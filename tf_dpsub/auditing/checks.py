@@ -142,7 +142,7 @@ class MechanismAudit(StepAudit):
         return [
             Finding(
                 check=f"sensitivity{in_policy}",
-                passed=worst <= 1,
+                passed=bool(worst <= 1),
                 value=worst,
                 detail=f"Of {k + 1} pairs of batches, one example moves what "
                 f"is released by at most {worst:.6f} of what is claimed.",
@@ -199,7 +199,7 @@ class MechanismAudit(StepAudit):
         return [
             Finding(
                 check="epsilon",
-                passed=bound <= claimed,
+                passed=bool(bound <= claimed),
                 value=bound,
                 detail=f"An attacker proves ε ≥ {bound:.3f}, of ε = "
                 f"{claimed:.3f} claimed, at δ = {delta:g}.",
@@ -243,7 +243,7 @@ class MechanismAudit(StepAudit):
         return [
             Finding(
                 check="low bits",
-                passed=bound <= claimed,
+                passed=bool(bound <= claimed),
                 value=bound,
                 detail=f"By low bits an attacker proves ε ≥ {bound:.3f}, of "
                 f"ε = {claimed:.3f} claimed, at δ = {delta:g}.",
@@ -268,7 +268,7 @@ class MechanismAudit(StepAudit):
         return [
             Finding(
                 check="groups",
-                passed=most <= 1,
+                passed=bool(most <= 1),
                 value=most,
                 detail=f"Of {bands} steps in succession, an example is in "
                 f"{most} at most.",

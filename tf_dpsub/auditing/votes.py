@@ -102,7 +102,7 @@ class VoteAudit:
             Finding(
                 check="sensitivity",
                 # Of whole numbers, but for the root.
-                passed=worst <= 1 + 1e-12,
+                passed=bool(worst <= 1 + 1e-12),
                 value=worst,
                 detail=f"Of {cases} pairs of votes, one teacher moves counts "
                 f"by at most {worst:.6f} of what is claimed.",
@@ -132,7 +132,7 @@ class VoteAudit:
         return [
             Finding(
                 check="ledger",
-                passed=not differ and share >= 1 - 1e-9,
+                passed=bool(not differ and share >= 1 - 1e-9),
                 value=share,
                 detail=f"The ledger is charged {share:.4f} of what the checks "
                 f"and answers cost{differ}.",
@@ -212,7 +212,7 @@ class VoteAudit:
         return [
             Finding(
                 check="epsilon",
-                passed=bound <= claimed,
+                passed=bool(bound <= claimed),
                 value=bound,
                 detail=f"An attacker proves ε ≥ {bound:.3f}, of ε = "
                 f"{claimed:.3f} charged, at δ = {delta:g}.",

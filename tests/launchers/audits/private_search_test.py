@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+import json
 
 import numpy as np
 import pytest
@@ -113,6 +114,7 @@ def test_a_search_keeps_its_claims():
     result = mechanism.audited(private_search.NAME, SIZES)
     assert result["passed"], result["findings"]
     assert result["mechanism"] in mechanism.NAMES
+    assert json.dumps(result)
     assert {check for _, _, check in TWINS.values()} <= {
         finding["check"] for finding in result["findings"]
     }
