@@ -205,25 +205,31 @@ _LIES = {
     ),
     "weights": lambda x, w: x * w * _set(_column(w), [1, 3]),
     "weights, later": lambda x, w: x * w * _set(tf.tanh(_column(w)), [1, 3]),
-    "of a function": lambda x, w: x * w * _set(
-        tf.function(lambda: _column(w), autograph=False)(), [1, 3]
+    "of a function": lambda x, w: (
+        x * w * _set(tf.function(lambda: _column(w), autograph=False)(), [1, 3])
     ),
     "in a function": lambda x, w: (
+        x * w * tf.function(lambda: _set(_column(w), [1, 3]), autograph=False)()
+    ),
+    "in a branch": lambda x, w: (
         x
         * w
-        * tf.function(lambda: _set(_column(w), [1, 3]), autograph=False)()
-    ),
-    "in a branch": lambda x, w: x * w * tf.cond(
-        tf.ones([]) > 0.0,
-        lambda: _set(_column(tf.ones(3)), [1, 3]),
-        lambda: tf.ones([1, 3]),
-    ),
-    "in a case": lambda x, w: x * w * tf.switch_case(
-        _hidden(tf.constant(0)),
-        [
+        * tf.cond(
+            tf.ones([]) > 0.0,
             lambda: _set(_column(tf.ones(3)), [1, 3]),
             lambda: tf.ones([1, 3]),
-        ],
+        )
+    ),
+    "in a case": lambda x, w: (
+        x
+        * w
+        * tf.switch_case(
+            _hidden(tf.constant(0)),
+            [
+                lambda: _set(_column(tf.ones(3)), [1, 3]),
+                lambda: tf.ones([1, 3]),
+            ],
+        )
     ),
     "in a loop": lambda x, w: x * w * _looped(tf.ones(3)),
 }

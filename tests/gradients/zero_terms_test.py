@@ -65,7 +65,9 @@ def _carriers(shape, parts):
 def _losses(model):
     def loss_fn(x):
         outputs = model(x, training=True)
-        return tf.reduce_sum(tf.reshape(outputs, [x.shape[0], -1]) ** 2, 1), None
+        return tf.reduce_sum(
+            tf.reshape(outputs, [x.shape[0], -1]) ** 2, 1
+        ), None
 
     return loss_fn
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tf_dpsub.checks import check_choice
+from tf_dpsub.gradients import zero_terms
 from tf_dpsub.gradients.graph import (
     GraphGradients,
     MixesExamples,
@@ -13,7 +14,6 @@ from tf_dpsub.gradients.graph import (
     Unproven,
     UpdatesState,
 )
-from tf_dpsub.gradients import zero_terms
 from tf_dpsub.gradients.per_example import PerExampleGradients
 from tf_dpsub.gradients.vectorized import StoredGradients, one_by_one
 

@@ -342,7 +342,10 @@ def _unoptimized(graph):
     left to the runtime need its optimizer.
     """
     definition = graph.as_graph_def()
-    nodes = [definition.node, *(f.node_def for f in definition.library.function)]
+    nodes = [
+        definition.node,
+        *(f.node_def for f in definition.library.function),
+    ]
     if any(node.op == "SymbolicGradient" for part in nodes for node in part):
         yield
         return

@@ -2,7 +2,8 @@
 
 A layer with gradient carriers returns `outputs + (term - term)`, in which the
 second `term` is taken as a constant. Where per-example gradients are found in
-the graph, it need not be added: the gradient at the outputs is that at the term.
+the graph, it need not be added: the gradient at the outputs is that at the
+term.
 """
 
 import contextlib

@@ -480,4 +480,6 @@ class Provenance:
 
 def handle(variable):
     """The handle of a variable in the graph that is traced."""
-    return tf.compat.v1.get_default_graph().capture(tf_variable(variable).handle)
+    return tf.compat.v1.get_default_graph().capture(
+        tf_variable(variable).handle
+    )
