@@ -187,6 +187,12 @@ def _column(w):
     return column[:BATCH]
 
 
+# Any shape may be assigned to it.
+_COLUMN = tf.Variable(
+    np.arange(BATCH, dtype="float32")[:, None], shape=tf.TensorShape(None)
+)
+
+
 def _looped(w):
     return tf.while_loop(
         lambda k, _: k < 1,
@@ -232,6 +238,7 @@ _LIES = {
         )
     ),
     "in a loop": lambda x, w: x * w * _looped(tf.ones(3)),
+    "of a variable": lambda x, w: x * w * _set(_COLUMN.read_value(), [1, 3]),
 }
 
 

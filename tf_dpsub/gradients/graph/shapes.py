@@ -6,6 +6,7 @@ told a shape, or axes, by numbers which are not plain constants are found again.
 """
 
 import tensorflow as tf
+from tensorflow.python.ops import handle_data_util
 
 from tf_dpsub.gradients.graph import functions
 from tf_dpsub.gradients.graph.states import Unproven
@@ -36,12 +37,19 @@ def require_inferred(op, constants):
             _require(op, body.outputs)
     elif op.type == "LookupTableFindV2":
         _require_shape_of_keys(op)
-    elif any(map(_may_tell_shapes, op.inputs)) or any(
-        not tensor.shape.is_fully_defined()
-        for tensor in op.inputs
-        if tensor.dtype not in (tf.resource, tf.variant)
-    ):
+    elif any(_may_tell_shapes(t) or _is_open(t) for t in op.inputs):
         _require(op, _again(op, constants))
+
+
+def _is_open(tensor):
+    """Whether TensorFlow does not know the shape of a tensor or a variable."""
+    if tensor.dtype == tf.resource:
+        data = handle_data_util.get_resource_handle_data(tensor)
+        return data.is_set and not all(
+            tf.TensorShape(content.shape).is_fully_defined()
+            for content in data.shape_and_type
+        )
+    return tensor.dtype != tf.variant and not tensor.shape.is_fully_defined()
 
 
 def _may_tell_shapes(tensor):
