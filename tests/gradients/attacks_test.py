@@ -238,7 +238,14 @@ _LIES = {
         )
     ),
     "in a loop": lambda x, w: x * w * _looped(tf.ones(3)),
-    "of a variable": lambda x, w: x * w * _set(_COLUMN.read_value(), [1, 3]),
+    "of a variable": lambda x, w: (
+        x
+        * w
+        * _set(
+            tf.raw_ops.ReadVariableOp(resource=_COLUMN.handle, dtype=x.dtype),
+            [1, 3],
+        )
+    ),
 }
 
 
