@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 
-_STEPS, _BATCH, _LENGTH, _WORDS = 4, 32, 64, 1000
+_STEPS, _BATCH, _LENGTH = 4, 32, 64
 
 
 def measure(layers: int, private: bool) -> dict:
@@ -27,28 +27,12 @@ def measure(layers: int, private: bool) -> dict:
         dict of floats: `wall` and `processor`.
     """
     import keras
-    import keras_hub
-    import numpy as np
 
     import tf_dpsub
+    from benchmarks import steps
 
-    backbone = keras_hub.models.BertBackbone(
-        vocabulary_size=_WORDS,
-        num_layers=layers,
-        num_heads=4,
-        hidden_dim=128,
-        intermediate_dim=256,
-        max_sequence_length=_LENGTH,
-    )
-    tokens = keras.Input((_LENGTH,), dtype="int32")
-    outputs = backbone(
-        {
-            "token_ids": tokens,
-            "segment_ids": keras.ops.zeros_like(tokens),
-            "padding_mask": keras.ops.ones_like(tokens),
-        }
-    )["pooled_output"]
-    model = keras.Model(tokens, keras.layers.Dense(2)(outputs))
+    model = steps.bert(layers, width=128, length=_LENGTH, frozen=False)
+    x, y = steps.bert_data(_STEPS * _BATCH, _LENGTH)
     optimizer = keras.optimizers.SGD(0.01)
     if private:
         model = tf_dpsub.make_private(model)
@@ -58,9 +42,6 @@ def measure(layers: int, private: bool) -> dict:
     model.compile(
         optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     )
-    rng = np.random.default_rng(0)
-    x = rng.integers(0, _WORDS, (_STEPS * _BATCH, _LENGTH))
-    y = rng.integers(0, 2, len(x))
     wall, processor = time.perf_counter(), time.process_time()
     model.fit(x, y, batch_size=_BATCH, verbose=0)
     return {

@@ -60,11 +60,35 @@ def test_the_check_runs_gradients_that_are_left_to_the_runtime():
 
 
 def test_the_check_leaves_the_options_of_tensorflow_as_they_were():
-    tf.config.optimizer.set_experimental_options({"remapping": False})
     before = tf.config.optimizer.get_experimental_options()
     assert _select(_model((3,), L.Dense(2)), (3,)) == "graph"
     assert tf.config.optimizer.get_experimental_options() == before
-    tf.config.optimizer.set_experimental_options({"remapping": True})
+
+
+def test_the_ordinary_gradient_waits_for_the_rows(monkeypatch):
+    """So they are never in memory together."""
+    graphs = []
+    original = selection.trace
+
+    def traced(function, inputs):
+        graphs.append(original(function, inputs))
+        return graphs[-1]
+
+    monkeypatch.setattr(selection, "trace", traced)
+    assert _select(_model((3,), L.Dense(2, "tanh")), (3,)) == "graph"
+    (graph,) = graphs
+    # Both have a tensor for each weight; a function returns copies of them.
+    returned = [t.op.inputs[0].op for t in graph.outputs]
+    half = len(returned) // 2
+    sums, ordinary = returned[:half], returned[half:]
+    for gradient in ordinary:
+        before, pending = set(), [gradient]
+        while pending:
+            op = pending.pop()
+            if op not in before:
+                before.add(op)
+                pending += [i.op for i in op.inputs] + list(op.control_inputs)
+        assert before.issuperset(sums)
 
 
 def test_an_unproved_model_falls_back_in_one_line(caplog):

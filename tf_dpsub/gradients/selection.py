@@ -299,7 +299,9 @@ def _self_check(loss_fn, inputs, variables, states, may_read):
         c = tf.where(rows.valid, uniform, 0.0)
         sums = rows.weighted_sum(c)
         with tf.control_dependencies(sums):
-            losses = tf.where(rows.valid, losses, 0.0)
+            # The backward pass begins with it, and so waits for them.
+            c = tf.identity(c)
+        losses = tf.where(rows.valid, losses, 0.0)
         ordinary = zero_terms.gradients(
             tf.reduce_sum(c * losses), tf_variables, rows.left_out
         )
@@ -355,9 +357,7 @@ def _unoptimized(graph):
     try:
         yield
     finally:
-        tf.config.optimizer.set_experimental_options(
-            {"disable_meta_optimizer": False, **options}
-        )
+        tf.config.optimizer.set_experimental_options(options)
 
 
 def _synthetic(spec, generator):

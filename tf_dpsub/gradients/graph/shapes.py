@@ -8,12 +8,11 @@ told a shape, or axes, by numbers which are not plain constants are found again.
 import tensorflow as tf
 from tensorflow.python.ops import handle_data_util
 
-from tf_dpsub.gradients.graph import functions
+from tf_dpsub.gradients.graph import functions, loops
 from tf_dpsub.gradients.graph.states import Unproven
 
 # Shapes, axes and paddings have no more axes.
 _MOST_AXES = 2
-_LOOPS = ("StatelessWhile", "While")
 
 
 def require_inferred(op, constants):
@@ -28,7 +27,7 @@ def require_inferred(op, constants):
     """
     if op.type in functions.CALLS:
         _require(op, functions.body(op).outputs)
-    elif op.type in _LOOPS:
+    elif op.type in loops.LOOPS:
         # By induction: before the first step, and after each.
         _require(op, op.inputs)
         _require(op, functions.body(op, "body").outputs)
@@ -36,7 +35,7 @@ def require_inferred(op, constants):
         for body in functions.branches(op):
             _require(op, body.outputs)
     elif op.type == "LookupTableFindV2":
-        _require_shape_of_keys(op)
+        _require_shapes(op, [_shape_looked_up(op)])
     elif any(_may_tell_shapes(t) or _is_open(t) for t in op.inputs):
         _require(op, _again(op, constants))
 
@@ -61,25 +60,27 @@ def _may_tell_shapes(tensor):
 
 
 def _require(op, outputs):
-    for claimed, found in zip(op.outputs, outputs):
+    _require_shapes(op, [found.shape for found in outputs])
+
+
+def _require_shapes(op, shapes):
+    for claimed, shape in zip(op.outputs, shapes):
         if claimed.dtype in (tf.resource, tf.variant):
             continue
-        if not _says_as_much(found.shape, claimed.shape):
+        if not _says_as_much(shape, claimed.shape):
             raise Unproven(
                 f"has a shape that was set, {claimed.shape}, where TensorFlow "
-                f"finds {found.shape}: a shape that it cannot check may be "
-                "another one. Use `tf.ensure_shape`"
+                f"finds {shape}: a shape that it cannot check may be another "
+                "one. Use `tf.ensure_shape`"
             )
 
 
-def _require_shape_of_keys(op):
-    """Checks the shape of what is looked up, which the table knows alone."""
+def _shape_looked_up(op):
+    """Shape of what is found in a table, which the table knows alone."""
     _, keys, default = (tensor.shape for tensor in op.inputs)
     if default.rank != 0 and default == keys:
         raise Unproven("may have a default for each key, or vectors as values")
-    found = keys if default.rank == 0 else keys.concatenate(default)
-    if not _says_as_much(found, op.outputs[0].shape):
-        raise Unproven("has a shape that was set")
+    return keys if default.rank == 0 else keys.concatenate(default)
 
 
 def _says_as_much(found, claimed):
