@@ -252,8 +252,11 @@ def noise_terms(model, images, point):
         their second terms by curvature; and `measured_by_noise` and
         `measured_by_noise_inside`, mean changes of the loss by drawn noise.
     """
-    local = _Local(model, *(a[:_MEASURED] for a in images.private))
-    basis = local.basis(*images.public)
+    from tf_dpsub.launchers.papers.engine import local_loss
+
+    measured = (a[:_MEASURED] for a in images.private)
+    local = local_loss.LocalLoss(model, *measured, _CLIP)
+    basis = local.basis(*images.public, _RANK)
     gradient, clipped = local.gradients()
     inside = basis.T @ clipped
     rng = np.random.default_rng(point.seed)
@@ -283,152 +286,6 @@ def noise_terms(model, images, point):
         "measured_by_noise": statistics.fmean(changes),
         "measured_by_noise_inside": statistics.fmean(changes_inside),
     }
-
-
-class _Local:
-    """The mean loss of some examples around the weights of a model.
-
-    Vectors are float64 arrays `[parameters]`.
-
-    Args:
-        model: built `keras.Model`, which puts out logits.
-        x: array, inputs.
-        y: int array, classes.
-    """
-
-    def __init__(self, model, x, y):
-        import tensorflow as tf
-
-        self._model = model
-        self._weights = [v.value for v in model.trainable_variables]
-        self._x, self._y = tf.constant(x), tf.constant(y)
-        self._product = tf.function(self._hessian_product, autograph=False)
-        self._loss = tf.function(self._losses, autograph=False)
-        self._rows = tf.function(self._row_sums, autograph=False)
-
-    def basis(self, x, y):
-        """Top directions of the gradients of public examples.
-
-        Returns:
-            Float64 array `[parameters, rank]`, orthonormal.
-        """
-        rows = np.asarray(self._row_matrix(x, y), np.float64)
-        # The eigenvectors of [examples, examples] give those of the rows.
-        values, vectors = np.linalg.eigh(rows @ rows.T)
-        positive = values[-_RANK:] > 1e-10 * values[-1]
-        basis, _ = np.linalg.qr(rows.T @ vectors[:, -_RANK:][:, positive])
-        return basis
-
-    def gradients(self):
-        """The gradient of the mean loss, and the mean of clipped gradients."""
-        return [np.asarray(g, np.float64) for g in self._rows()]
-
-    def hessian_product(self, vector):
-        """The Hessian of the mean loss, times a vector."""
-        import tensorflow as tf
-
-        product = self._product(tf.constant(vector, tf.float32))
-        return np.asarray(product, np.float64)
-
-    def change(self, vector):
-        """Mean change of the loss as weights move by a vector, to and fro.
-
-        The gradient adds nothing to it.
-        """
-        before = [v.numpy() for v in self._weights]
-        loss = self._mean_loss()
-        changes = []
-        try:
-            for sign in (1, -1):
-                for variable, value, part in zip(
-                    self._weights, before, self._parts(sign * vector)
-                ):
-                    variable.assign(value + part)
-                changes.append(self._mean_loss() - loss)
-        finally:
-            for variable, value in zip(self._weights, before):
-                variable.assign(value)
-        return statistics.fmean(changes)
-
-    def _mean_loss(self):
-        return float(np.mean(self._loss(), dtype=np.float64))
-
-    def _parts(self, vector):
-        """A vector as a list of tensors of the shapes of the weights."""
-        import tensorflow as tf
-
-        sizes = [v.shape.num_elements() for v in self._weights]
-        parts = tf.split(vector, sizes)
-        return [
-            tf.cast(tf.reshape(part, v.shape), tf.float32)
-            for part, v in zip(parts, self._weights)
-        ]
-
-    def _losses(self, x=None, y=None):
-        import tensorflow as tf
-
-        logits = self._model(self._x if x is None else x, training=False)
-        return tf.nn.sparse_softmax_cross_entropy_with_logits(
-            self._y if y is None else y, logits
-        )
-
-    def _hessian_product(self, vector):
-        import tensorflow as tf
-
-        with tf.GradientTape() as outer:
-            with tf.GradientTape() as inner:
-                loss = tf.reduce_mean(self._losses())
-            gradients = inner.gradient(loss, self._weights)
-            along = tf.add_n(
-                [
-                    tf.reduce_sum(gradient * part)
-                    for gradient, part in zip(gradients, self._parts(vector))
-                ]
-            )
-        return _flat(outer.gradient(along, self._weights))
-
-    def _per_example(self, x, y):
-        from tf_dpsub import gradients
-
-        rows, _ = gradients.per_example_gradients(
-            lambda batch: (self._losses(*batch), None),
-            (x, y),
-            self._model.trainable_variables,
-        )
-        return rows
-
-    def _row_sums(self):
-        import tensorflow as tf
-
-        rows = self._per_example(self._x, self._y)
-        norms = tf.sqrt(rows.sq_norms())
-        ones = tf.ones_like(norms)
-        clipped = tf.minimum(ones, tf.math.divide_no_nan(_CLIP * ones, norms))
-        count = float(len(self._y))
-        return [_flat(rows.weighted_sum(c)) / count for c in (ones, clipped)]
-
-    def _row_matrix(self, x, y):
-        import tensorflow as tf
-
-        @tf.function(autograph=False)
-        def matrix(x, y):
-            rows = self._per_example(x, y)
-            return tf.concat(
-                [
-                    tf.reshape(rows.rows(v), [rows.batch_size, -1])
-                    for v in rows.variables
-                ],
-                axis=1,
-            )
-
-        return matrix(tf.constant(x), tf.constant(y))
-
-
-def _flat(parts):
-    """Tensors as one vector, one after another."""
-    import tensorflow as tf
-
-    return tf.concat([tf.reshape(part, [-1]) for part in parts], axis=0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -510,10 +367,10 @@ def table(title, rows, steps, command):
     """
     lines = [
         *folder_page.heading(title, command),
-        f"MNIST, {_EXAMPLES:,} private examples, {_PUBLIC} public ones for the "
-        f"{_RANK} directions of PDP-SGD, found anew every {_REFRESH} steps; one "
-        f"hidden layer of tanh units; batches of {_BATCH_SIZE}, {steps} steps, "
-        f"C = {_CLIP:g}, the best of the rates "
+        f"MNIST, {_EXAMPLES:,} private examples, {_PUBLIC} public ones for "
+        f"the {_RANK} directions of PDP-SGD, found anew every {_REFRESH} "
+        f"steps; one hidden layer of tanh units; batches of {_BATCH_SIZE}, "
+        f"{steps} steps, C = {_CLIP:g}, the best of the rates "
         f"{', '.join(f'{rate:g}' for rate in _RATES)} by test accuracy (* an "
         "end of the grid). Test accuracy in percent, mean ± s.d. over seeds.",
         "",
