@@ -276,7 +276,17 @@ def test_zeros_of_two_signs():
         _rows(loss_fn, np.ones((BATCH, 3), "float32"), w, "graph")
 
 
-def test_draws_whose_numbers_overlap():
+@pytest.mark.parametrize(
+    "start, refused",
+    [
+        (lambda counter: tf.constant([1, 0], tf.uint64), "counter of its own"),
+        (
+            lambda counter: counter + tf.constant([1, 0], tf.uint64),
+            "not proved to be the same",
+        ),
+    ],
+)
+def test_draws_whose_numbers_overlap(start, refused):
     """By its counter, one draw begins within another one."""
     w = _weight()
     seed = tf.Variable([1, 2])
@@ -285,11 +295,115 @@ def test_draws_whose_numbers_overlap():
         key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=seed)
         own, others = (
             tf.raw_ops.StatelessRandomUniformV2(
-                shape=[BATCH, BATCH], key=key, counter=start, alg=1
+                shape=[BATCH, BATCH], key=key, counter=first, alg=1
             )
-            for start in (counter, counter + tf.constant([1, 0], tf.uint64))
+            for first in (counter, start(counter))
         )
         return tf.reduce_sum(x * w, 1) * (own[:, 1] + others[:, 0])
 
-    with pytest.raises(gradients.Unproven, match="a counter of its own"):
+    with pytest.raises(gradients.Unproven, match=refused):
+        _rows(loss_fn, np.ones((BATCH, 3), "float32"), w, "graph")
+
+
+@pytest.mark.parametrize("implementation", gradients.IMPLEMENTATIONS)
+@pytest.mark.parametrize("hidden", [False, True])
+@pytest.mark.parametrize("kind", ["InplaceAdd", "InplaceSub", "InplaceUpdate"])
+def test_a_weight_is_written_in_place(kind, hidden, implementation):
+    """By an operation that TensorFlow does not declare to have an effect."""
+    w, state = _weight(), tf.Variable(np.zeros([2, 3], "float32"))
+
+    def loss_fn(x):
+        def write():
+            value = tf.reduce_sum(x, 0, keepdims=True)
+            operation = getattr(tf.raw_ops, kind)
+            return operation(x=state.read_value(), i=[0], v=value)[0, 0]
+
+        written = (
+            tf.cond(tf.reduce_sum(x) < 1e30, write, lambda: 0.0)
+            if hidden
+            else write()
+        )
+        with tf.control_dependencies([written]):
+            return tf.reduce_sum(x * w * state.read_value()[0], 1)
+
+    x = np.ones((BATCH, 3), "float32")
+    with pytest.raises(gradients.UpdatesState, match="changes a tensor"):
+        _rows(loss_fn, x, w, implementation)
+    np.testing.assert_array_equal(state, np.zeros([2, 3]))
+
+
+@pytest.mark.parametrize("implementation", gradients.IMPLEMENTATIONS)
+def test_a_state_is_written_in_one_of_many_branches(implementation):
+    """The branches of `Case` are a list of functions."""
+    w, state = _weight(), tf.Variable(0.0, trainable=False)
+
+    def loss_fn(x):
+        total = tf.reduce_sum(x)
+        tf.switch_case(
+            _hidden(tf.constant(1)),
+            [lambda: tf.constant(0.0), lambda: state.assign(total)],
+        )
+        return tf.reduce_sum(x * w, 1)
+
+    x = np.ones((BATCH, 3), "float32")
+    with pytest.raises((gradients.UpdatesState, gradients.Unproven)):
+        _rows(loss_fn, x, w, implementation)
+    assert state.numpy() == 0.0
+
+
+def _uniform(seed):
+    return tf.random.stateless_uniform([BATCH, BATCH], seed)
+
+
+def _of_the_next_key(seed):
+    own = _uniform(seed.read_value() + [0, 1])
+    seed.assign_add([0, 1])
+    return own, _uniform(seed.read_value())
+
+
+def _of_gathered_keys(seed):
+    gathered = tf.raw_ops.ResourceGatherNd(
+        resource=seed.handle, indices=[[0], [1]], dtype=tf.int32
+    )
+    return _uniform(gathered), _uniform(seed.read_value())
+
+
+def _of_no_keys(seed):
+    size = tf.raw_ops.VariableShape(input=seed.handle)
+    return _uniform(0 * seed.read_value()), _uniform(tf.tile(0 * size, [2]))
+
+
+@pytest.mark.parametrize(
+    "draw_two", [_of_the_next_key, _of_gathered_keys, _of_no_keys]
+)
+def test_keys_that_are_equal(draw_two):
+    """Two draws have the same numbers, each at another example's place."""
+    w = _weight()
+    seed = tf.Variable([1, 2])
+
+    def loss_fn(x):
+        first, second = draw_two(seed)
+        total = tf.reduce_sum(x * w, 1)
+        return total * first[:, 1] + total * tf.transpose(second)[:, 0]
+
+    with pytest.raises(gradients.Unproven):
+        _rows(loss_fn, np.ones((BATCH, 3), "float32"), w, "graph")
+
+
+def test_a_parameter_of_a_draw_that_is_made_of_a_key():
+    """The law of a number is that of its place."""
+    w = _weight()
+    seed = tf.Variable([1, 2])
+
+    def loss_fn(x):
+        key = seed.read_value()
+        alpha = np.array([0.1, 1, 10, 100], "float32")
+        numbers = tf.raw_ops.StatelessRandomGammaV2(
+            shape=[BATCH],
+            seed=key,
+            alpha=alpha + 0 * tf.cast(key[0], tf.float32),
+        )
+        return tf.reduce_sum(x * w, 1) * numbers
+
+    with pytest.raises(gradients.Unproven):
         _rows(loss_fn, np.ones((BATCH, 3), "float32"), w, "graph")

@@ -8,6 +8,7 @@ Numbers that some examples share and others do not, as those of a microbatch,
 would tell who stood where.
 """
 
+import numpy as np
 import tensorflow as tf
 
 from tf_dpsub.gradients.graph import sources
@@ -31,10 +32,52 @@ _STATEFUL = frozenset(
     )
 )
 
+# Inputs of a draw that determine its numbers; the others are their parameters.
+SEEDS = frozenset({"alg", "counter", "key", "seed"})
+# What keeps all of a key, and makes of two keys no equal ones.
+_KEEP_SECRETS = frozenset(
+    """
+    Bitcast ExpandDims Identity Reshape Squeeze StatelessRandomGetAlg
+    StatelessRandomGetKeyCounter StatelessRandomGetKeyCounterAlg
+    """.split()
+)
+# Keras multiplies keys by one, and takes them modulo 2^31 - 2.
+_LEAST_MODULUS = 2**31 - 2
+
 
 def is_draw(op) -> bool:
     """Returns whether an operation draws entries that are independent."""
     return op.type.startswith(_STATELESS) or op.type in _STATEFUL
+
+
+def names(op) -> list:
+    """Names of the inputs of an operation."""
+    return [argument.name for argument in op.op_def.input_arg]
+
+
+def keeps_secret(op, constants) -> bool:
+    """Returns whether what an operation makes of a key is one as secret.
+
+    What is added to a key may make it the next one of its seed, and what is
+    taken of it, or multiplied, may be known.
+
+    Args:
+        op: `tf.Operation`, of a key and public tensors.
+        constants: `ConstantFolder`.
+    """
+    if op.type == "Cast":
+        return op.outputs[0].dtype.is_integer and (
+            op.outputs[0].dtype.size >= 4
+        )
+    if op.type not in ("FloorMod", "Mul"):
+        return op.type in _KEEP_SECRETS
+    try:
+        constant = constants(op.inputs[1])
+    except Unproven:
+        return False
+    if op.type == "Mul":
+        return bool(np.all(constant == 1))
+    return bool(np.all(constant >= _LEAST_MODULUS))
 
 
 def is_own_stream(op) -> bool:
@@ -43,7 +86,7 @@ def is_own_stream(op) -> bool:
     With a counter of its own, numbers of one place of a draw could be those of
     another place of another draw.
     """
-    inputs = dict(zip((a.name for a in op.op_def.input_arg), op.inputs))
+    inputs = dict(zip(names(op), op.inputs))
     if "counter" not in inputs:
         return True
     key, counter = inputs["key"], inputs["counter"]

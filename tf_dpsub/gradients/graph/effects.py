@@ -32,18 +32,26 @@ _READS = (
 )
 # Declared stateful, but their outputs follow from their inputs.
 _CHECKS = ("Assert", "CheckNumerics", "Print")
-# Not declared stateful, but their outputs follow from files, Python's
+# Not declared stateful, but their outputs follow from files, memory, Python's
 # variables, or other calls.
 _UNDECLARED = (
     "BarrierReadySize",
     "BatchFunction",
+    "FakeParam",
     "FractionalAvgPool",
     "FractionalMaxPool",
+    "ImmutableConst",
     "MatchingFiles",
     "PyFuncStateless",
     "ReadFile",
     "Reader",
     "Snapshot",
+    "Unbatch",
+)
+# Not declared stateful, but they write to the memory of their first input,
+# which may be that of a weight.
+_IN_PLACE = frozenset(
+    {"InplaceAdd", "InplaceSub", "InplaceUpdate", "_ParallelConcatUpdate"}
 )
 _ASSIGNMENTS = (
     "Assign",
@@ -87,11 +95,12 @@ def require_none(
 
     Raises:
         UpdatesState: if a variable is assigned a value that depends on it, or
-            a secret key that is to be forgotten.
+            a secret key that is to be forgotten, or if a tensor is changed.
         Unproven: if another operation with an effect reads such a value.
     """
     unproven = None
     for op in graph.get_operations():
+        _require_not_in_place(op)
         has_reference = any(i.dtype._is_ref_dtype for i in op.inputs)
         if not (op.op_def.is_stateful or has_reference):
             continue
@@ -129,6 +138,20 @@ def require_none(
         raise unproven
 
 
+def _require_not_in_place(op):
+    """Checks that an operation, and what it calls, changes no tensor."""
+    kinds = [op.type] + [
+        node.op
+        for definition in functions.called(op)
+        for node in definition.node_def
+    ]
+    for kind in _IN_PLACE.intersection(kinds):
+        raise UpdatesState(
+            f"{kind} in '{op.name}' changes a tensor that others may read, or "
+            "a weight. Use `tf.tensor_scatter_nd_update`, which makes another."
+        )
+
+
 def require_known(op, draws_are: bool = False, python_is: bool = False):
     """Checks that the outputs of an operation follow from its inputs.
 
@@ -160,7 +183,8 @@ def require_known(op, draws_are: bool = False, python_is: bool = False):
             kind.startswith((*_READS, *_ASSIGNMENTS, *_CHECKS))
             or kind in functions.CONTROL_FLOW
         )
-        if kind.startswith(_UNDECLARED) or (is_stateful and not is_known):
+        is_undeclared = kind == "Batch" or kind.startswith(_UNDECLARED)
+        if is_undeclared or (is_stateful and not is_known):
             raise Unproven("returns what its inputs do not determine")
 
 

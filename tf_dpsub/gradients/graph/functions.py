@@ -1,10 +1,11 @@
 """Functions that a graph calls: their bodies, and calls of one operation."""
 
+import functools
 import types
 import weakref
 
 import tensorflow as tf
-from tensorflow.python.framework import function_def_to_graph
+from tensorflow.python.framework import function_def_to_graph, op_def_registry
 from tensorflow.python.ops import handle_data_util
 
 CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
@@ -89,11 +90,9 @@ def placeholder_like(tensor, shape):
 
 def called(op):
     """Definitions of the functions an operation may run, nested ones too."""
-    names = [
-        op.get_attr(attribute.name).name
-        for attribute in op.op_def.attr
-        if attribute.type == "func"
-    ]
+    if not _names_functions(op.type):
+        return []
+    names = _named_in(op.node_def)
     definitions = {}
     while names:
         name = names.pop()
@@ -103,13 +102,30 @@ def called(op):
         definitions[name] = function.cached_definition
         for node in definitions[name].node_def:
             # A node may have the name of a function for its operation.
-            names.append(node.op)
-            names += [
-                attribute.func.name
-                for attribute in node.attr.values()
-                if attribute.HasField("func")
-            ]
+            names += [node.op, *_named_in(node)]
     return list(definitions.values())
+
+
+@functools.cache
+def _names_functions(kind):
+    """Returns whether operations of a type have attributes that name some."""
+    definition = op_def_registry.get(kind)
+    return definition is None or any(
+        "func" in attribute.type for attribute in definition.attr
+    )
+
+
+def _named_in(node):
+    """Names of the functions in the attributes of a node."""
+    return [
+        function.name
+        for attribute in node.attr.values()
+        for function in (
+            [attribute.func]
+            if attribute.HasField("func")
+            else attribute.list.func
+        )
+    ]
 
 
 def body(op, attribute="f"):

@@ -180,17 +180,33 @@ class Provenance:
         if drawn:
             return self._of_drawn(op, states)
         effects.require_known(op)
-        if op.type in ("ReadVariableOp", "ResourceGather") and keys:
-            (key,) = keys
-            return self._key_read(op, key)
-        if keys:
-            return Key(frozenset().union(*(k.seeds for k in keys)))
-        return PUBLIC
+        if not keys:
+            return PUBLIC
+        if any(key.is_handle for key in keys):
+            return self._of_key_handle(op, states)
+        return Key(
+            frozenset().union(*(k.seeds for k in keys)),
+            all(k.is_whole for k in keys)
+            and draws.keeps_secret(op, self._constants),
+        )
+
+    def _of_key_handle(self, op, states):
+        """State of what an operation makes of the variable of a key."""
+        if op.type == "ReadVariableOp":
+            return self._key_read(op, states[0])
+        if op.type == "VariableShape":
+            return PUBLIC
+        if any(output.dtype != tf.resource for output in op.outputs):
+            raise Unproven("reads a seed, and is no plain read of all of it")
+        return Key(
+            frozenset().union(*(s.seeds for s in states if isinstance(s, Key)))
+        )
 
     def _key_read(self, op, key):
         """State of a key that is read: how often it had been set before."""
-        if self._is_called:
-            raise Unproven("reads a seed within a function")
+        if self._is_called or op.inputs[0].op.type != "Placeholder":
+            # Who writes it by another name would not be seen.
+            raise Unproven("reads a seed within a function, or by another name")
         if op not in self._order:
             self._order = {
                 other: k for k, other in enumerate(op.graph.get_operations())
@@ -204,16 +220,18 @@ class Provenance:
 
     def _drawn(self, op, states):
         """State of the random numbers that an operation draws."""
-        keys = [s for s in states if isinstance(s, Key)]
-        seeds = frozenset().union(*(k.seeds for k in keys))
+        seeds, is_own = frozenset(), True
+        for name, tensor, state in zip(draws.names(op), op.inputs, states):
+            if name in draws.SEEDS and isinstance(state, Key):
+                seeds |= state.seeds
+                is_own &= state.is_whole
+            elif name not in draws.SEEDS:
+                is_own &= state is PUBLIC and (
+                    name == "shape" or self._alike.uniform(tensor)
+                )
         is_stateless = op.type.startswith("Stateless")
-        parameters = [
-            i for i, s in zip(op.inputs, states) if not isinstance(s, Key)
-        ]
-        if any(isinstance(s, Drawn) for s in states) or not all(
-            map(self._alike.uniform, parameters[1:])
-        ):
-            # Not of one law: all examples have to share them.
+        if not is_own:
+            # Of several laws, or keys: all examples have to share them.
             self.draws.share(seeds, unseeded=not (seeds or is_stateless))
             self._share(states)
             return PUBLIC

@@ -62,9 +62,12 @@ class Key:
     Attributes:
         seeds: frozenset of pairs: which seed, and how often it had been set
             when it was read; None for the handle of its variable.
+        is_whole: bool, whether it is as secret as they are, and no other key:
+            not so for what was added to one, or taken of it.
     """
 
     seeds: frozenset
+    is_whole: bool = True
 
     @property
     def is_handle(self):
