@@ -4,6 +4,8 @@ Each was accepted by a proof that was less strict. It must be refused, or the
 row of an example must not depend on the others.
 """
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -201,7 +203,120 @@ def _looped(w):
     )[1]
 
 
+def _called(function):
+    """The result of a function that TensorFlow does not look into."""
+    return tf.function(function, autograph=False)()
+
+
+def _chosen(function):
+    return tf.cond(tf.ones([]) > 0.0, function, lambda: tf.ones([1, 3]))
+
+
+def _lie():
+    return _set(_column(tf.ones(3)), [1, 3])
+
+
+def _parsed():
+    rows = tf.reshape(tf.range(3.0 * BATCH), [BATCH, 3])
+    return tf.io.parse_tensor(tf.io.serialize_tensor(rows), tf.float32)
+
+
+def _unpacked():
+    """Ragged rows that are not ragged."""
+    packed = tf.raw_ops.RaggedTensorToVariant(
+        rt_nested_splits=[],
+        rt_dense_values=_column(tf.ones(3)),
+        batched_input=False,
+    )
+    return tf.raw_ops.RaggedTensorFromVariant(
+        encoded_ragged=packed,
+        input_ragged_rank=0,
+        output_ragged_rank=0,
+        Tvalues=tf.float32,
+        Tsplits=tf.int64,
+    ).output_dense_values
+
+
+def _list(element):
+    """A list of one element whose shape TensorFlow was not told."""
+    return tf.raw_ops.TensorListPushBack(
+        input_handle=tf.raw_ops.EmptyTensorList(
+            element_shape=-1, max_num_elements=1, element_dtype=tf.float32
+        ),
+        tensor=element,
+    )
+
+
+def _first(handle, shape):
+    return tf.raw_ops.TensorListGetItem(
+        input_handle=handle,
+        index=0,
+        element_shape=shape,
+        element_dtype=tf.float32,
+    )
+
+
+def _last(handle, shape):
+    return tf.raw_ops.TensorListPopBack(
+        input_handle=handle, element_shape=shape, element_dtype=tf.float32
+    ).tensor
+
+
+def _array():
+    array = tf.TensorArray(tf.float32, 1, infer_shape=False)
+    return array.write(0, _column(tf.ones(3)))
+
+
+# Their shapes follow from values, and were set to others.
+_OF_VALUES = {
+    "Where": lambda w: _set(tf.where(tf.stack([w[0]] * BATCH) > 0), [1, 1]),
+    "Unique": lambda w: _set(tf.unique(tf.range(1.0, 5.0) * w[0]).y, [1]),
+    "ListDiff": lambda w: _set(
+        tf.raw_ops.ListDiff(x=tf.range(1.0, 5.0) * w[0], y=[7.0]).out, [1]
+    ),
+    "Range": lambda w: _set(tf.range(0.0, BATCH * w[0]), [1]),
+    "DecodeRaw": lambda w: _set(
+        tf.io.decode_raw(
+            tf.constant(np.arange(BATCH, dtype="float32").tobytes()),
+            tf.float32,
+        ),
+        [1],
+    ),
+    "DynamicPartition": lambda w: _set(
+        tf.dynamic_partition(tf.range(1.0, 5.0) * w[0], [0] * BATCH, 1)[0], [1]
+    ),
+    "ParseTensor": lambda w: _set(_parsed(), [1, 3]),
+    "RaggedTensorFromVariant": lambda w: _set(_unpacked(), [1, 3]),
+    "a list's first": lambda w: _first(_list(_column(w)), [1, 3]),
+    "a list's last": lambda w: _set(_last(_list(_column(w)), [1, 3]), [1, 3]),
+    "an array's first": lambda w: _set(_array().read(0), [1, 3]),
+    "all of an array": lambda w: _set(_array().stack(), [1, 1, 3])[0],
+}
+
+
+def _weighed_by_values(x, w, name):
+    numbers = tf.cast(_OF_VALUES[name](tf.stop_gradient(w + 0)), x.dtype)
+    return x * w * (numbers[:, None] if numbers.shape.rank == 1 else numbers)
+
+
 _LIES = {
+    **{
+        name: functools.partial(_weighed_by_values, name=name)
+        for name in _OF_VALUES
+    },
+    "a branch in a function": lambda x, w: (
+        x * w * _called(lambda: _chosen(_lie))
+    ),
+    "a function in a function": lambda x, w: (
+        x * w * _called(lambda: 1.0 * _called(_lie))
+    ),
+    "a loop in a function": lambda x, w: (
+        x * w * _called(lambda: _looped(tf.ones(3)))
+    ),
+    "a branch in a branch": lambda x, w: x * w * _chosen(lambda: _chosen(_lie)),
+    "a loop in a branch": lambda x, w: (
+        x * w * _chosen(lambda: _looped(tf.ones(3)))
+    ),
     "rows": lambda x, w: tf.cumsum(
         _set(
             tf.reshape(x * w, _hidden(tf.constant([BATCH // 2, 6]))),
@@ -260,6 +375,56 @@ def test_shapes_that_were_set(name):
             w,
             "graph",
         )
+
+
+@pytest.mark.parametrize("take", [_first, _last])
+def test_rows_taken_from_a_list(take):
+    """Its kernels do not look whether an element has the shape they claim."""
+    w = _weight()
+
+    def loss_fn(x):
+        numbers = tf.reshape(take(_list(x), [BATCH, 1]), [-1])
+        return tf.reduce_sum(x * w, 1) * numbers[:BATCH]
+
+    with pytest.raises(gradients.Unproven):
+        _rows(loss_fn, np.ones((BATCH, 3), "float32"), w, "graph")
+
+
+def test_clamped_numbers_whose_shape_was_set():
+    """Equal numbers are public, but not how many there are."""
+    w = _weight()
+
+    def loss_fn(x):
+        numbers = tf.reshape(tf.range(BATCH), _hidden(tf.constant([1, BATCH])))
+        sums = tf.cast(tf.reduce_sum(x), tf.int32) + numbers
+        fives = tf.raw_ops.Minimum(x=tf.maximum(sums, 5), y=5)
+        products = tf.cast(x[:, :1], tf.int32) * _set(fives, [1, 1])
+        first = tf.slice(tf.reshape(products, [-1]), [0], [BATCH])
+        return tf.reduce_sum(x * w, 1) * tf.cast(first, x.dtype)
+
+    with pytest.raises(gradients.Unproven, match="a shape that was set"):
+        _rows(loss_fn, np.ones((BATCH, 3), "float32"), w, "graph")
+
+
+def test_a_shape_that_is_set_when_gradients_are_made():
+    """What had been found of it was found of another shape."""
+    w = _weight()
+
+    def loss_fn(x):
+        column = _column(tf.stop_gradient(w + 0))
+
+        @tf.custom_gradient
+        def weigh(x):
+            def gradient(dy):
+                return dy * _set(column, [1, 3])
+
+            return tf.identity(x), gradient
+
+        weighed = tf.reduce_sum(tf.tanh(weigh(x * w)), 1)
+        return weighed + 0 * tf.reduce_sum(column)
+
+    with pytest.raises(gradients.Unproven):
+        _rows(loss_fn, np.ones((BATCH, 3), "float32"), w, "graph")
 
 
 def test_zeros_of_two_signs():
@@ -361,6 +526,13 @@ def _of_the_next_key(seed):
     return own, _uniform(seed.read_value())
 
 
+def _of_added_and_moved_keys(seed):
+    """The second number of a key is moved on, and so is what is added to it."""
+    own = _uniform(seed.read_value() + [1, 1])
+    seed.assign_add([0, 1])
+    return own, _uniform(seed.read_value() + [1, 0])
+
+
 def _of_gathered_keys(seed):
     gathered = tf.raw_ops.ResourceGatherNd(
         resource=seed.handle, indices=[[0], [1]], dtype=tf.int32
@@ -374,7 +546,13 @@ def _of_no_keys(seed):
 
 
 @pytest.mark.parametrize(
-    "draw_two", [_of_the_next_key, _of_gathered_keys, _of_no_keys]
+    "draw_two",
+    [
+        _of_the_next_key,
+        _of_added_and_moved_keys,
+        _of_gathered_keys,
+        _of_no_keys,
+    ],
 )
 def test_keys_that_are_equal(draw_two):
     """Two draws have the same numbers, each at another example's place."""

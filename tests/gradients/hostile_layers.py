@@ -582,6 +582,13 @@ def dropout(layer, x):
     return keras.random.dropout(x @ layer.kernel, 0.5, seed=layer.seed)
 
 
+@hostile(PROVED, positional=True)
+def noise_of_two_keys(layer, x):
+    """Keras adds twelve to the key of a draw, for that of another."""
+    h = x @ layer.kernel
+    return h * keras.random.beta(h.shape, 2.0, 3.0, seed=layer.seed)
+
+
 @hostile(PROVED)
 def dropout_shared_by_batch(layer, x):
     h = x @ layer.kernel

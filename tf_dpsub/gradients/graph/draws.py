@@ -43,6 +43,8 @@ _KEEP_SECRETS = frozenset(
 )
 # Keras multiplies keys by one, and takes them modulo 2^31 - 2.
 _LEAST_MODULUS = 2**31 - 2
+# Sums of what is added up to this one differ by any such modulus.
+MOST_ADDED = 2**20
 
 
 def is_draw(op) -> bool:
@@ -55,29 +57,39 @@ def names(op) -> list:
     return [argument.name for argument in op.op_def.input_arg]
 
 
-def keeps_secret(op, constants) -> bool:
-    """Returns whether what an operation makes of a key is one as secret.
+def added(op, constants):
+    """Returns what an operation adds to a key, None if the result is no key.
 
-    What is added to a key may make it the next one of its seed, and what is
-    taken of it, or multiplied, may be known.
+    `SeedGenerator.next` adds to one number of a key alone. A constant that is
+    added to both, as `keras.random.beta` does, makes another that is none of
+    those to come; one that is added to the other number may make the next one.
+    What is taken of a key, or multiplied, may be known.
 
     Args:
         op: `tf.Operation`, of a key and public tensors.
         constants: `ConstantFolder`.
+
+    Returns:
+        int, 0 for a key as it was.
     """
+    if op.type in _KEEP_SECRETS:
+        return 0
+    if not (op.outputs[0].dtype.is_integer and op.outputs[0].dtype.size >= 4):
+        return None
     if op.type == "Cast":
-        return op.outputs[0].dtype.is_integer and (
-            op.outputs[0].dtype.size >= 4
-        )
-    if op.type not in ("FloorMod", "Mul"):
-        return op.type in _KEEP_SECRETS
+        return 0
+    if op.type not in ("AddV2", "FloorMod", "Mul"):
+        return None
     try:
-        constant = constants(op.inputs[1])
+        constant = np.unique(constants(op.inputs[1]))
     except Unproven:
-        return False
-    if op.type == "Mul":
-        return bool(np.all(constant == 1))
-    return bool(np.all(constant >= _LEAST_MODULUS))
+        return None
+    if op.type == "AddV2":
+        return int(constant[0]) if len(constant) == 1 else None
+    is_kept = (
+        constant == 1 if op.type == "Mul" else constant >= _LEAST_MODULUS
+    ).all()
+    return 0 if is_kept else None
 
 
 def is_own_stream(op) -> bool:

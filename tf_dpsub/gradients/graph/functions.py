@@ -1,7 +1,6 @@
 """Functions that a graph calls: their bodies, and calls of one operation."""
 
 import functools
-import types
 import weakref
 
 import tensorflow as tf
@@ -18,7 +17,10 @@ CONTROL_FLOW = CALLS | {
     "While",
 }
 
+# From graphs to the bodies of what they run. No value holds its graph.
 _BODIES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+# From the graphs of bodies to the bodies.
+_OF_GRAPHS: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 class Body:
@@ -27,6 +29,7 @@ class Body:
     Args:
         call: the `tf.Operation` that runs it.
         definition: its `FunctionDef`.
+        arguments: list of tensors of its graph, which it is given.
         shapes: list, the static shape of each argument.
 
     Attributes:
@@ -35,7 +38,8 @@ class Body:
         outputs: list of tensors.
     """
 
-    def __init__(self, call, definition, shapes: list):
+    def __init__(self, call, definition, arguments: list, shapes: list):
+        self._call = weakref.ref(call.graph), call.name
         graph_def, flat_names = function_def_to_graph.function_def_to_graph_def(
             definition
         )
@@ -55,7 +59,7 @@ class Body:
         with self.graph.as_default():
             self.inputs = [
                 placeholder_like(t, shape)
-                for t, shape in zip(call.inputs, shapes)
+                for t, shape in zip(arguments, shapes)
             ]
             placeholders = {
                 f"{name}:0": tensor for name, tensor in zip(names, self.inputs)
@@ -77,6 +81,19 @@ class Body:
             placeholders[n] if n in placeholders else next(computed)
             for n in outputs
         ]
+        _OF_GRAPHS[self.graph] = weakref.ref(self)
+
+    @property
+    def call(self):
+        """The operation that runs it."""
+        graph, name = self._call
+        return graph().get_operation_by_name(name)
+
+
+def around(graph):
+    """The `Body` that a graph is of, or None."""
+    found = _OF_GRAPHS.get(graph)
+    return found and found()
 
 
 def placeholder_like(tensor, shape):
@@ -90,7 +107,7 @@ def placeholder_like(tensor, shape):
 
 def called(op):
     """Definitions of the functions an operation may run, nested ones too."""
-    if not _names_functions(op.type):
+    if not names_functions(op.type):
         return []
     names = _named_in(op.node_def)
     definitions = {}
@@ -107,7 +124,7 @@ def called(op):
 
 
 @functools.cache
-def _names_functions(kind):
+def names_functions(kind) -> bool:
     """Returns whether operations of a type have attributes that name some."""
     definition = op_def_registry.get(kind)
     return definition is None or any(
@@ -137,17 +154,8 @@ def body(op, attribute="f"):
             `"body"` of a loop, whose variables may lose their first shape.
             Defaults to `"f"`.
     """
-    name = op.get_attr(attribute).name
-    bodies = _BODIES.setdefault(op.graph, {})
-    # Gradients add variables to a loop, and give it another function.
-    key = (op, name)
-    if key not in bodies:
-        shapes = [
-            t.shape for t in (op.inputs if attribute == "f" else op.outputs)
-        ]
-        definition = op.graph._get_function(name).cached_definition
-        bodies[key] = Body(op, definition, shapes)
-    return bodies[key]
+    like = op.inputs if attribute == "f" else op.outputs
+    return _body(op, op.get_attr(attribute).name, op.inputs, like)
 
 
 def branches(op) -> list:
@@ -160,15 +168,19 @@ def branches(op) -> list:
         names = [f.name for f in op.node_def.attr["branches"].list.func]
     else:
         names = [op.get_attr(b).name for b in ("then_branch", "else_branch")]
-    taken = types.SimpleNamespace(graph=op.graph, inputs=list(op.inputs)[1:])
-    return [
-        Body(
-            taken,
-            op.graph._get_function(name).cached_definition,
-            [t.shape for t in taken.inputs],
-        )
-        for name in names
-    ]
+    inputs = list(op.inputs)[1:]
+    return [_body(op, name, inputs, inputs) for name in names]
+
+
+def _body(op, name, inputs, like):
+    """The body of a function of a name, with shapes of tensors like these."""
+    bodies = _BODIES.setdefault(op.graph, {})
+    # Gradients add variables to a loop, and give it another function.
+    key = (op.name, name)
+    if key not in bodies:
+        definition = op.graph._get_function(name).cached_definition
+        bodies[key] = Body(op, definition, inputs, [t.shape for t in like])
+    return bodies[key]
 
 
 class SingleOperation:

@@ -126,7 +126,7 @@ class GraphGradients(PerExampleGradients):
         self._build_sites(uses)
         # Checked again, as the backward pass may have effects of its own.
         self._proof.require_no_effect(losses.graph, reads)
-        self._proof.settle_draws()
+        self._proof.settle()
         self._parts = {
             tf_variable(v).ref(): self._combine(v, uses_of)
             for v, uses_of in zip(self.variables, uses)

@@ -5,7 +5,86 @@ along one axis that is the same in all. How many they are is public, because no
 rule lets the batch decide whether one is added or taken.
 """
 
+import tensorflow as tf
+from tensorflow.python.ops import handle_data_util
+
+from tf_dpsub.gradients.graph import functions, loops
 from tf_dpsub.gradients.graph.states import PUBLIC, Unproven
+
+# Operations that put an element into a list, and which of their inputs it is.
+_PUT = {"TensorListPushBack": 1, "TensorListSetItem": 2}
+# Those whose lists have the elements of their first inputs, or of all.
+_HAND_ON = frozenset(
+    "AddN Identity TensorListPopBack TensorListResize ZerosLike".split()
+)
+_NEW = frozenset({"EmptyTensorList", "TensorListReserve"})
+_OF_TENSORS = frozenset({"TensorListFromTensor", "TensorListScatterV2"})
+
+
+def shapes_held(handle) -> list:
+    """Static shapes of what a variable holds, or of the elements of a list."""
+    data = handle_data_util.get_resource_handle_data(handle)
+    if data is None or not data.is_set:
+        return [tf.TensorShape(None)]
+    return [tf.TensorShape(held.shape) for held in data.shape_and_type]
+
+
+def shape_of_elements(handle):
+    """Static shape that all elements of a list have which were put in.
+
+    If the list was given one, TensorFlow looks at it when they are put in.
+    Otherwise they are looked for wherever the list has been.
+
+    Returns:
+        `tf.TensorShape`, or `None` if none were put in.
+    """
+    found, waiting, seen = [], [handle], set()
+    while waiting:
+        tensor = waiting.pop()
+        if tensor.ref() in seen:
+            continue
+        seen.add(tensor.ref())
+        op = tensor.op
+        declared = shapes_held(tensor)
+        if len(declared) == 1 and declared[0].is_fully_defined():
+            found += declared
+        elif op.type in _PUT:
+            found.append(op.inputs[_PUT[op.type]].shape)
+            waiting.append(op.inputs[0])
+        elif op.type in _HAND_ON:
+            waiting += op.inputs if op.type == "AddN" else [op.inputs[0]]
+        elif op.type in _OF_TENSORS:
+            found.append(op.inputs[0].shape[1:])
+        elif op.type not in _NEW:
+            before = _before(tensor)
+            waiting += before
+            if not before:
+                found.append(tf.TensorShape(None))
+    if not found:
+        return None
+    is_one = all(s.is_fully_defined() and s == found[0] for s in found)
+    return found[0] if is_one else tf.TensorShape(None)
+
+
+def _before(tensor):
+    """Tensors that one equals which enters, or leaves, a function or a loop."""
+    op, k = tensor.op, tensor.value_index
+    if op.type == "Placeholder":
+        body = functions.around(op.graph)
+        if body is None:
+            return []
+        (k,) = (k for k, t in enumerate(body.inputs) if t is tensor)
+        op = body.call
+        if op.type not in loops.LOOPS:
+            is_branch = op.type not in functions.CALLS
+            return [op.inputs[k + is_branch]]
+    if op.type in loops.LOOPS:
+        return [op.inputs[k], functions.body(op, "body").outputs[k]]
+    if op.type in functions.CALLS:
+        return [functions.body(op).outputs[k]]
+    if op.type in functions.CONTROL_FLOW:
+        return [body.outputs[k] for body in functions.branches(op)]
+    return []
 
 
 def _sizes(a):

@@ -85,6 +85,7 @@ class Provenance:
         self._calls: dict = {}
         self._resolved: dict = {}
         self._order: dict = {}
+        self._shapes: dict = {}
         self._states = {
             t.ref(): self._consistent(t, PerExample(0, 1, 1)) for t in inputs
         }
@@ -106,6 +107,7 @@ class Provenance:
             for output, state in zip(op.outputs, self._output_states(op)):
                 state = self._consistent(output, state)
                 self._states.setdefault(output.ref(), state)
+                self._shapes.setdefault(output.ref(), output.shape)
         return self._states[tensor.ref()]
 
     def _output_states(self, op):
@@ -113,16 +115,16 @@ class Provenance:
         if op.type in ("Placeholder", "PlaceholderWithDefault"):
             states = [self._placeholder_state(op)]
             return states * len(op.outputs)
-        if self._constants.is_clamped(op) and self._has_public_shape(op):
-            return [PUBLIC]
         if op.type in loops.LOOPS and any(
             isinstance(state, PerExample) for state in states
         ):
             return self.inside_loop(op)
-        for state in states:
-            if isinstance(state, Mixed):
-                return [state] * len(op.outputs)
         try:
+            if self._constants.is_clamped(op) and self._has_public_shape(op):
+                return [PUBLIC]
+            for state in states:
+                if isinstance(state, Mixed):
+                    return [state] * len(op.outputs)
             shapes.require_inferred(op, self._constants)
             if any(isinstance(state, PerExample) for state in states):
                 result = self._batched(op, states)
@@ -141,22 +143,20 @@ class Provenance:
         A static shape is no proof: `set_shape` is not checked when a graph
         runs. No rule lets the batch choose the shape of what is not mixed.
         """
-        waiting, seen = list(op.inputs), set()
+        waiting, seen = [op], set()
         while waiting:
-            tensor = waiting.pop()
-            key = tensor.ref()
-            if key in seen or not isinstance(self._states[key], Mixed):
+            op = waiting.pop()
+            if op in seen:
                 continue
-            seen.add(key)
-            if rules.is_elementwise(tensor.op):
-                waiting.extend(tensor.op.inputs)
-            elif (
-                rules.is_reduction(tensor.op)
-                and self._states[tensor.op.inputs[1].ref()] is PUBLIC
-            ):
-                waiting.append(tensor.op.inputs[0])
+            seen.add(op)
+            shapes.require_inferred(op, self._constants)
+            if rules.is_elementwise(op):
+                inputs = list(op.inputs)
+            elif rules.is_reduction(op) and self(op.inputs[1]) is PUBLIC:
+                inputs = [op.inputs[0]]
             else:
                 return False
+            waiting += [t.op for t in inputs if isinstance(self(t), Mixed)]
         return True
 
     def _batched(self, op, states):
@@ -184,10 +184,21 @@ class Provenance:
             return PUBLIC
         if any(key.is_handle for key in keys):
             return self._of_key_handle(op, states)
+        return self._of_keys(op, keys)
+
+    def _of_keys(self, op, keys):
+        """State of what an operation makes of keys and public values."""
+        added = draws.added(op, self._constants) if len(keys) == 1 else None
+        seeds = frozenset(
+            (seed, (times, before + (added or 0)))
+            for key in keys
+            for seed, (times, before) in key.seeds
+        )
         return Key(
-            frozenset().union(*(k.seeds for k in keys)),
-            all(k.is_whole for k in keys)
-            and draws.keeps_secret(op, self._constants),
+            seeds,
+            added is not None
+            and all(key.is_whole for key in keys)
+            and all(abs(n) <= draws.MOST_ADDED for _, (_, n) in seeds),
         )
 
     def _of_key_handle(self, op, states):
@@ -216,7 +227,7 @@ class Provenance:
             for other in op.inputs[0].consumers()
             if other.type.startswith("Assign")
         )
-        return Key(frozenset((seed, times) for seed, _ in key.seeds))
+        return Key(frozenset((seed, (times, 0)) for seed, _ in key.seeds))
 
     def _drawn(self, op, states):
         """State of the random numbers that an operation draws."""
@@ -361,13 +372,22 @@ class Provenance:
         """
         return self._alike.asked(placeholder)
 
-    def settle_draws(self):
-        """Checks that random numbers are each example's own, or shared by all.
+    def settle(self):
+        """Checks what is known at the end alone.
 
         Raises:
-            Unproven: if they are not.
+            Unproven: if random numbers are neither each example's own nor
+                shared by all, or if `set_shape` was called on a tensor after
+                its state had been found.
         """
         self._sources.settle(self.draws.uses())
+        for tensor, shape in self._shapes.items():
+            tensor = tensor.deref()
+            if tensor.shape != shape:
+                raise Unproven(
+                    f"{tensor.op.type} '{tensor.op.name}' had its shape set, "
+                    f"{tensor.shape}, after it was looked at"
+                )
 
     def _consistent(self, tensor, state):
         """The state, or mixed where its axis cannot hold the batch."""

@@ -1,18 +1,48 @@
 """Static shapes that TensorFlow found by itself.
 
 `set_shape` may claim any shape where TensorFlow knows none, and nothing checks
-it when the graph runs. Rules rest on shapes: so those of operations that are
-told a shape, or axes, by numbers which are not plain constants are found again.
+it when the graph runs. Rules rest on shapes: so they are found again, for all
+operations but those whose shape TensorFlow always finds.
+
+A variable has the shape of its handle: TensorFlow assigns no other one, but by
+`tf.raw_ops`, which nothing here sees.
 """
 
-import tensorflow as tf
-from tensorflow.python.ops import handle_data_util
+import itertools
+import weakref
 
-from tf_dpsub.gradients.graph import functions, loops
+import tensorflow as tf
+
+from tf_dpsub.gradients.graph import functions, lists, loops, rules
+from tf_dpsub.gradients.graph.constants import ConstantFolder
 from tf_dpsub.gradients.graph.states import Unproven
 
 # Shapes, axes and paddings have no more axes.
 _MOST_AXES = 2
+# Where shapes of inputs are known, and numbers that tell a shape, so are those
+# of outputs. Found again, they would be the same: this saves time.
+_DETERMINED = frozenset(
+    """
+    All Any ArgMax ArgMin AvgPool AvgPoolGrad BatchMatMul BatchMatMulV2
+    BatchMatMulV3 BiasAdd BiasAddGrad BroadcastTo ConcatV2 Const Conv2D
+    Conv2DBackpropFilter Conv2DBackpropInput DepthwiseConv2dNative
+    DepthwiseConv2dNativeBackpropFilter DepthwiseConv2dNativeBackpropInput
+    Einsum ExpandDims Fill FusedBatchNormGradV3 FusedBatchNormV3 GatherV2
+    InvertPermutation LogSoftmax MatMul Max MaxPool MaxPoolGrad Mean Min
+    OneHot OnesLike Pack Pad PadV2 Prod Rank ReadVariableOp Reshape
+    ResourceGather Shape ShapeN Size Slice Softmax
+    SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits Split
+    Squeeze StatelessRandomGetKeyCounter StatelessRandomUniformV2 StridedSlice
+    StridedSliceGrad Sum Tile Transpose Unpack ZerosLike
+    """.split()
+)
+# Takes its shape from an attribute, and fails where it has another one.
+_LOOKS_AT_SHAPES = "EnsureShape"
+# Where these return elements of a list. They are told a shape, and do not look
+# at it; at that of the list all look that put something in.
+_TAKE_ELEMENTS = {"TensorListGetItem": 0, "TensorListPopBack": 1}
+
+_PROVED: weakref.WeakSet = weakref.WeakSet()
 
 
 def require_inferred(op, constants):
@@ -26,28 +56,52 @@ def require_inferred(op, constants):
         Unproven: if one of them says more than follows from the inputs.
     """
     if op.type in functions.CALLS:
-        _require(op, functions.body(op).outputs)
+        _require(op, op.outputs, _proved(functions.body(op)).outputs)
     elif op.type in loops.LOOPS:
         # By induction: before the first step, and after each.
-        _require(op, op.inputs)
-        _require(op, functions.body(op, "body").outputs)
+        body = _proved(functions.body(op, "body"))
+        for claimed in (op.outputs, body.inputs):
+            _require(op, claimed, op.inputs)
+            _require(op, claimed, body.outputs)
+        _proved(functions.body(op, "cond"))
     elif op.type in functions.CONTROL_FLOW:
         for body in functions.branches(op):
-            _require(op, body.outputs)
+            _require(op, op.outputs, _proved(body).outputs)
     elif op.type == "LookupTableFindV2":
-        _require_shapes(op, [_shape_looked_up(op)])
-    elif any(_may_tell_shapes(t) or _is_open(t) for t in op.inputs):
-        _require(op, _again(op, constants))
+        _require_shape(op, op.outputs[0].shape, _shape_looked_up(op))
+    elif op.type in _TAKE_ELEMENTS:
+        _require(op, op.outputs, _again(op, constants))
+        taken = op.outputs[_TAKE_ELEMENTS[op.type]]
+        shape = lists.shape_of_elements(op.inputs[0])
+        # Where nothing was put in, zeros are taken, of the shape it was told.
+        if shape is not None:
+            _require_shape(op, taken.shape, shape)
+    elif not (op.type in _DETERMINED or rules.is_elementwise(op)) or any(
+        _may_tell_shapes(t) or _is_open(t) for t in op.inputs
+    ):
+        _require(op, op.outputs, _again(op, constants))
+
+
+def _proved(body):
+    """The body of a function, after its own shapes were checked."""
+    if body.graph not in _PROVED:
+        constants = ConstantFolder()
+        inputs = {tensor.op for tensor in body.inputs}
+        waiting, seen = [tensor.op for tensor in body.outputs], set(inputs)
+        while waiting:
+            op = waiting.pop()
+            if op not in seen:
+                seen.add(op)
+                require_inferred(op, constants)
+                waiting.extend(tensor.op for tensor in op.inputs)
+        _PROVED.add(body.graph)
+    return body
 
 
 def _is_open(tensor):
     """Whether TensorFlow does not know the shape of a tensor or a variable."""
     if tensor.dtype == tf.resource:
-        data = handle_data_util.get_resource_handle_data(tensor)
-        return data.is_set and not all(
-            tf.TensorShape(content.shape).is_fully_defined()
-            for content in data.shape_and_type
-        )
+        return not all(s.is_fully_defined() for s in lists.shapes_held(tensor))
     return tensor.dtype != tf.variant and not tensor.shape.is_fully_defined()
 
 
@@ -59,20 +113,27 @@ def _may_tell_shapes(tensor):
     )
 
 
-def _require(op, outputs):
-    _require_shapes(op, [found.shape for found in outputs])
+def _require(op, claimed, found):
+    """Checks that tensors claim no more than follows from those found."""
+    for one, other in zip(claimed, found):
+        if one.dtype not in (tf.resource, tf.variant):
+            _require_shape(op, one.shape, other.shape)
+        elif one is not other:
+            for shape, of_other in itertools.zip_longest(
+                lists.shapes_held(one),
+                lists.shapes_held(other),
+                fillvalue=tf.TensorShape(None),
+            ):
+                _require_shape(op, shape, of_other)
 
 
-def _require_shapes(op, shapes):
-    for claimed, shape in zip(op.outputs, shapes):
-        if claimed.dtype in (tf.resource, tf.variant):
-            continue
-        if not _says_as_much(shape, claimed.shape):
-            raise Unproven(
-                f"has a shape that was set, {claimed.shape}, where TensorFlow "
-                f"finds {shape}: a shape that it cannot check may be another "
-                "one. Use `tf.ensure_shape`"
-            )
+def _require_shape(op, claimed, found):
+    if not _says_as_much(found, claimed):
+        raise Unproven(
+            f"has a shape that was set, {claimed}, where TensorFlow finds "
+            f"{found}: a shape that it cannot check may be another one. Use "
+            "`tf.ensure_shape`"
+        )
 
 
 def _shape_looked_up(op):
@@ -92,7 +153,15 @@ def _says_as_much(found, claimed):
 
 
 def _again(op, constants):
-    """Outputs of the same operation of constants and placeholders."""
+    """Outputs of the same operation of constants and placeholders.
+
+    Where an attribute says what their shapes are, these are not known.
+    """
+    is_told = functions.names_functions(op.type) or any(
+        "shape" in attribute.type for attribute in op.op_def.attr
+    )
+    if is_told and op.type != _LOOKS_AT_SHAPES:
+        return [tf.TensorSpec(None, t.dtype) for t in op.outputs]
     values = [_value(tensor, constants) for tensor in op.inputs]
     with tf.Graph().as_default() as graph:
         inputs = [
@@ -117,11 +186,12 @@ def _again(op, constants):
 
 
 def _value(tensor, constants):
-    """The value of integers that may tell a shape, or None."""
-    if not tensor.dtype.is_integer:
-        return None
-    if not _may_tell_shapes(tensor):
+    """The value of a tensor that may tell a shape, or None."""
+    if tensor.dtype.is_integer and not _may_tell_shapes(tensor):
         return tf.get_static_value(tensor)
+    # As integers, or where `Range` starts and ends.
+    if not tensor.dtype.is_integer and tensor.shape.rank != 0:
+        return None
     # All numbers are clamped to the limit, which is known.
     is_clamped = constants.is_clamped(tensor.op)
     for known in tensor.op.inputs if is_clamped else [tensor]:

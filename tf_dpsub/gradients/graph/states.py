@@ -60,10 +60,11 @@ class Key:
     """Computed from secret keys of the step, and from public values.
 
     Attributes:
-        seeds: frozenset of pairs: which seed, and how often it had been set
-            when it was read; None for the handle of its variable.
+        seeds: frozenset of pairs: which seed, and which of its keys, as a pair
+            of how often it had been set when it was read and what was added
+            since; None for the handle of its variable.
         is_whole: bool, whether it is as secret as they are, and no other key:
-            not so for what was added to one, or taken of it.
+            not so for what was added to a part of one, or taken of it.
     """
 
     seeds: frozenset
@@ -72,7 +73,7 @@ class Key:
     @property
     def is_handle(self):
         """True for the handle of a variable that holds a key."""
-        return any(times is None for _, times in self.seeds)
+        return any(which is None for _, which in self.seeds)
 
 
 @dataclasses.dataclass(frozen=True)
