@@ -32,6 +32,7 @@ EXPERIMENTS = {
     "rgp_sst2": rgp.sst2,
     "rgp_sst2_tuned": rgp.sst2_tuned,
     "rgp_sst2_public": rgp.sst2_public,
+    "rgp_sst2_long": rgp.sst2_long,
     "rgp_glue": rgp.glue,
     "rgp_rank": rgp.rank,
     "rgp_residual": rgp.residual,

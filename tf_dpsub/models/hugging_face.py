@@ -23,6 +23,8 @@ _UNUSED = re.compile(
     r"(^|\.)(position_ids|masked_bias|attn\.bias)$"
     r"|^(cls|lm_head|classifier|qa_outputs|pooler)\."
 )
+# Tensors of one layer of an encoder.
+_LAYER = re.compile(r"encoder\.layer\.(\d+)\.")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -79,6 +81,26 @@ class Checkpoint:
                 f"got {actual!r}."
             )
         return self.config
+
+    def cut(self, layers: int):
+        """The checkpoint with the first layers of its encoder alone.
+
+        Raises:
+            ValueError: if it has fewer.
+        """
+        known = self.config["num_hidden_layers"]
+        if not 1 <= layers <= known:
+            raise ValueError(
+                f"Expected 1 <= first_layers <= {known}, the layers that "
+                f"{self.path} has, got {layers}."
+            )
+        tensors = {
+            name: tensor
+            for name, tensor in self.tensors.items()
+            if not (layer := _LAYER.match(name)) or int(layer[1]) < layers
+        }
+        config = self.config | {"num_hidden_layers": layers}
+        return dataclasses.replace(self, config=config, tensors=tensors)
 
     def take(self, name, shape):
         """One tensor.

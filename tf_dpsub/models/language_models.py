@@ -19,6 +19,7 @@ def bert_classifier(
     folder=None,
     sequence_length: int = 128,
     dropout: float | None = None,
+    first_layers: int | None = None,
     **sizes,
 ):
     """Builds a BERT encoder with a classifier of texts on its first token.
@@ -37,6 +38,8 @@ def bert_classifier(
             Defaults to `128`.
         dropout: float, of all layers; of the classifier alone with a preset.
             Defaults to `None`, that of the checkpoint, or 0.1.
+        first_layers: int, how many layers of a folder's encoder are kept, the
+            first ones. Defaults to `None`, all of them.
         **sizes: those of `keras_hub.models.BertBackbone` for random weights,
             such as `num_layers`, `hidden_dim` and `activation`. Defaults to
             BERT-base's.
@@ -47,8 +50,9 @@ def bert_classifier(
         `transformer_layer_0` and so on, `pooled_dense` and `logits`.
 
     Raises:
-        ValueError: if both sources are given, the folder does not fit, or
-            `sequence_length` exceeds the positions that the model has.
+        ValueError: if both sources are given, the folder does not fit or has
+            no `first_layers` layers, or `sequence_length` exceeds the positions
+            that the model has.
         ImportError: if keras_hub is not installed.
 
     Example:
@@ -64,6 +68,12 @@ def bert_classifier(
     from tf_dpsub.models.bert_backbone import BertBackbone
 
     _check_sources(preset, folder, sizes)
+    if first_layers is not None and folder is None:
+        raise ValueError(
+            "Expected first_layers with a folder, got "
+            f"first_layers={first_layers} without one. A preset has all of its "
+            "layers, and a random model `num_layers`."
+        )
     if preset is not None:
         return _from_preset(
             hub.models.BertTextClassifier,
@@ -79,7 +89,10 @@ def bert_classifier(
         )
     else:
         checkpoint = hugging_face.Checkpoint.read(folder, "bert")
-        config = checkpoint.expect("bert")
+        checkpoint.expect("bert")
+        if first_layers is not None:
+            checkpoint = checkpoint.cut(first_layers)
+        config = checkpoint.config
         backbone = BertBackbone(
             **_encoder_sizes(config, dropout),
             max_sequence_length=config["max_position_embeddings"],
