@@ -23,6 +23,8 @@ EXPERIMENTS = {
     "gep_mnist": gep.mnist,
     "gep_mnist_tuned": gep.tuned,
     "gep_cifar10": gep.cifar10,
+    "gep_cifar10_small": gep.cifar10_small,
+    "gep_cifar10_small_tuned": gep.cifar10_small_tuned,
     "gep_k": gep.rank,
     "gep_m": gep.public_examples,
     "gep_random_basis": gep.random_basis,
