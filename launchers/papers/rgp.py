@@ -23,12 +23,6 @@ _RATES = (5e-4, 1e-3, 2e-3, 4e-3)
 # Of rgp_sst2_public, whose few steps may be longer.
 _PUBLIC_RATES = (2e-3, 4e-3, 8e-3, 1.6e-2)
 _PUBLIC = 200
-# Of rgp_sst2_long, by optimizer; "": not private, by Adam.
-_LONG_RATES = {
-    "": (2e-4, 5e-4),
-    "Adam": (2e-3, 4e-3, 1e-3),
-    "SGD": (0.1, 0.3, 0.03),
-}
 # Test accuracy in percent; of private methods at ε = 8.
 _PAPER = {
     "cifar10": {
@@ -282,7 +276,7 @@ def sst2_tuned(inputs):
             "here; no ε covers a choice made on private data.",
             _HIDDEN_SCALE_NOTE,
         ),
-        best_of="method",
+        best_of=("method",),
     )
 
 
@@ -329,42 +323,48 @@ def sst2_public(inputs):
             "One seed. The best is chosen by test accuracy, which is public "
             "here; no ε covers a choice made on private data.",
         ),
-        best_of="method",
+        best_of=("method",),
     )
 
 
 def sst2_long(inputs):
     """RGP by what carriers follow, and DP-SGD, in 450 steps of two layers."""
     carriers = {
-        "history": {"warmup_steps": 20},
-        "weight": {"carriers": "weight"},
-        "random": METHODS["RGP-random"].kwargs,
-        "public": METHODS["RGP-public"].kwargs | {"allow_private": True},
+        "RGP": {"warmup_steps": 20},
+        "RGP-weight": {"carriers": "weight"},
+        "RGP-random": METHODS["RGP-random"].kwargs,
+        "RGP-public": METHODS["RGP-public"].kwargs | {"allow_private": True},
     }
     methods = {
-        f"RGP, {kind}": _Method(
-            short=kind,
+        name: _Method(
+            short=name.partition("-")[2] or "history",
             has_carriers=True,
             fields={
-                "public_examples": _PUBLIC if kind == "public" else 0,
+                "public_examples": _PUBLIC if name == "RGP-public" else 0,
                 "optimizer_kwargs": arguments,
             },
         )
-        for kind, arguments in carriers.items()
+        for name, arguments in carriers.items()
     }
     sgd = {
         "inner_optimizer": "SGD",
         "inner_optimizer_kwargs": {"momentum": 0.9},
     }
     by_sgd = {
-        "RGP, history, SGD": dataclasses.replace(
-            methods["RGP, history"],
+        "RGP": dataclasses.replace(
+            methods["RGP"],
             short="history_sgd",
-            fields=methods["RGP, history"].fields | sgd,
+            fields=methods["RGP"].fields | sgd,
         ),
-        "DP-SGD, SGD": _Method(short="dp_sgd", fields=sgd),
+        "DP-SGD": _Method(short="dp_sgd", fields=sgd),
     }
-    methods["DP-SGD, Adam"] = _Method(short="dp_adam")
+    methods["DP-SGD"] = _Method(short="dp_adam")
+    not_private = {
+        "Full, not private": _Method(short="full", is_private=False),
+        "RGP, not private": dataclasses.replace(
+            methods["RGP"], short="history_np", is_private=False
+        ),
+    }
     config = _small_sst2()
     config.model_kwargs = config.model_kwargs.to_dict() | {"first_layers": 2}
     config.private_examples = 48_000
@@ -372,49 +372,45 @@ def sst2_long(inputs):
     config.microbatch_size = 40
     config.epochs = 3
     config.recorders = ("test_projection_residual",)
-    not_private = {
-        "Full, not private": _Method(short="full", is_private=False),
-        "RGP, not private": _Method(
-            short="history_np",
-            is_private=False,
-            has_carriers=True,
-            fields={"optimizer_kwargs": carriers["history"]},
-        ),
-    }
     return Experiment(
         name="rgp_sst2_long",
         title="RGP on SST-2 at ε = 8 in 450 steps, by what carriers follow",
         trials=(
-            *_by_rate(_LONG_RATES[""], not_private, config),
-            *_by_rate(_LONG_RATES["Adam"], methods, config),
-            *_by_rate(_LONG_RATES["SGD"], by_sgd, config),
+            *_by_rate((2e-4, 5e-4), not_private, config, "Adam, not private"),
+            *_by_rate((2e-3, 4e-3, 1e-3), methods, config, "Adam"),
+            *_by_rate((0.1, 0.3, 0.03), by_sgd, config, "SGD"),
         ),
         figures={
-            **plots.by_setting("learning rate", panel="method"),
+            "accuracy": functools.partial(
+                plots.accuracy_against_setting,
+                setting="learning rate",
+                panel="optimizer",
+            ),
             "residual": plots.projection_residuals,
         },
         notes=(
             "The first two of MiniLM's six layers, of width 384, embeddings "
             "frozen; 48,000 of the 67,349 examples, the first 24 tokens of "
             "each, batches of 320, 450 steps, carriers of rank 8.",
-            "Adam and SGD with momentum 0.9, each with rates of its own.",
-            f"Carriers from public gradients have {_PUBLIC} further examples "
-            "with their labels; some equal private ones, which the statement "
-            "of such a run says.",
+            "SGD has momentum 0.9.",
+            f"RGP-public has {_PUBLIC} further examples with their labels; "
+            "some equal private ones, which its statement says.",
             "One seed. The best is chosen by test accuracy, which is public "
             "here; no ε covers a choice made on private data.",
         ),
-        best_of="method",
+        best_of=("method", "optimizer"),
     )
 
 
-def _by_rate(rates, methods, config):
+def _by_rate(rates, methods, config, optimizer=None):
     """Trials at ε = 8 of methods, each with the same learning rates.
 
     Args:
         rates: iterable of floats.
         methods: dict from names to `_Method`.
         config: `ml_collections.ConfigDict`, of RGP.
+        optimizer: string, for a column that names it. Defaults to `None`: no
+            column does.
 
     Returns:
         tuple of `Trial`.
@@ -426,7 +422,11 @@ def _by_rate(rates, methods, config):
         trials.append(
             Trial(
                 name=f"rate{rate:g}_{method.short}",
-                labels={"method": name, "learning rate": f"{rate:g}"},
+                labels={
+                    "method": name,
+                    **({} if optimizer is None else {"optimizer": optimizer}),
+                    "learning rate": f"{rate:g}",
+                },
                 config=changed,
             )
         )

@@ -141,6 +141,23 @@ class TestFolder:
             actual[TOKENS > 0], expected[TOKENS > 0], atol=1e-5
         )
 
+    def test_the_first_layers_of_a_bert(self, tmp_path):
+        model = build("bert", write(tmp_path, "bert"), first_layers=1)
+        assert model.backbone.num_layers == 1
+        tensors, _ = tensors_of("bert")
+        kept = {k: v for k, v in tensors.items() if "encoder.layer.1" not in k}
+        assert len(kept) < len(tensors)
+        np.testing.assert_allclose(
+            model.backbone(inputs(model))["sequence_output"][TOKENS > 0],
+            Bert(kept, heads=2)(TOKENS, TOKENS > 0)[TOKENS > 0],
+            atol=1e-5,
+        )
+
+    @pytest.mark.parametrize("layers", [0, 3])
+    def test_layers_that_a_bert_has_not(self, tmp_path, layers):
+        with pytest.raises(ValueError, match="first_layers <= 2.*got"):
+            build("bert", write(tmp_path, "bert"), first_layers=layers)
+
     def test_roberta_agrees_with_the_reference(self, tmp_path):
         model = build("roberta", write(tmp_path, "roberta"))
         tensors, _ = tensors_of("roberta")
@@ -346,6 +363,10 @@ class TestRandom:
             BUILD[kind](folder=tmp_path, num_layers=2)
         with pytest.raises(ValueError, match="preset and folder"):
             BUILD[kind](folder=tmp_path, preset="base")
+
+    def test_has_all_of_its_layers(self):
+        with pytest.raises(ValueError, match="first_layers with a folder"):
+            models.bert_classifier(first_layers=1, **SIZES)
 
     def test_by_name(self):
         model = models.get("bert_classifier", (), 3, sequence_length=6, **SIZES)

@@ -69,18 +69,20 @@ def accuracy_against_epsilon(results, best=False, panel="units"):
     return canvas
 
 
-def accuracy_against_setting(results, setting):
+def accuracy_against_setting(results, setting, panel="units"):
     """Draws test accuracy by the value of a setting, with a baseline.
 
     Args:
         results: `results.Results`.
         setting: string, the label that the trials differ in. Trials of the
             baseline have an empty one.
+        panel: string, the label by whose value the panels differ. Defaults to
+            `"units"`.
 
     Returns:
         A `matplotlib.figure.Figure`.
     """
-    panels = _panels(results, "units")
+    panels = _panels(results, panel)
     canvas, grid = _canvas(results, len(panels), height=4.2)
     for axes, (name, rows) in zip(grid, panels.items()):
         figures.subtitle(axes, name)
@@ -229,48 +231,50 @@ def training_curves(results, panel, line="method", labels=None):
     return canvas
 
 
-def grid_of_settings(results):
-    """Draws test accuracy by clip, one panel for each learning rate.
+def grid_of_settings(results, panel="learning rate", setting="clip", line="k"):
+    """Draws test accuracy by a setting, one panel for each value of another.
 
     Args:
         results: `results.Results`.
+        panel: string, the label by whose value the panels differ. Defaults to
+            `"learning rate"`.
+        setting: string, the label on the axis. Defaults to `"clip"`.
+        line: string, the label by whose value the lines of a method differ; a
+            method without it has an empty one. Defaults to `"k"`.
 
     Returns:
         A `matplotlib.figure.Figure`.
     """
-    rows = sorted(results.rows, key=lambda row: row.labels["learning rate"])
-    panels = _panels(results, "learning rate", rows)
-    clips = sorted({row.labels["clip"] for row in rows})
+    rows = sorted(results.rows, key=lambda row: row.labels[panel])
+    settings = sorted({row.labels[setting] for row in rows})
+    values = sorted({row.labels[line] for row in rows} - {""})
+    panels = _panels(results, panel, rows)
     canvas, grid = _canvas(results, len(panels), height=4.2)
     for axes, (name, panel_rows) in zip(grid, panels.items()):
         figures.subtitle(axes, name)
-        for method, k in dict.fromkeys(
-            (row.method, row.labels["k"]) for row in panel_rows
+        for method, value in dict.fromkeys(
+            (row.method, row.labels[line]) for row in panel_rows
         ):
             line_rows = [
                 row
                 for row in panel_rows
-                if (row.method, row.labels["k"]) == (method, k)
+                if (row.method, row.labels[line]) == (method, value)
             ]
-            line_rows.sort(key=lambda row: row.labels["clip"])
+            line_rows.sort(key=lambda row: row.labels[setting])
             _points(
                 axes,
                 line_rows,
                 method,
-                position=lambda row: clips.index(row.labels["clip"]),
-                name=method if k == "" else f"{method}, k = {k}",
-                linestyle="--" if k == min(_ranks(rows)) else "-",
+                position=lambda row: settings.index(row.labels[setting]),
+                name=method if value == "" else f"{method}, {line} = {value}",
+                linestyle="--" if value in values[:1] else "-",
             )
-        axes.set_xticks(range(len(clips)), [f"{clip:g}" for clip in clips])
-        axes.set_xlim(-0.3, len(clips) - 0.7)
-        axes.set_xlabel("clip")
+        axes.set_xticks(range(len(settings)), [f"{v:g}" for v in settings])
+        axes.set_xlim(-0.3, len(settings) - 0.7)
+        axes.set_xlabel(setting)
         _accuracy_axis(axes)
     _legend(canvas, grid)
     return canvas
-
-
-def _ranks(rows):
-    return {row.labels["k"] for row in rows if row.labels["k"] != ""} or {None}
 
 
 def projection_errors(results):

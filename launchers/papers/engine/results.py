@@ -141,11 +141,11 @@ class Results:
             if all(row.labels.get(n) == v for n, v in labels.items())
         ]
 
-    def best(self, label):
-        """The row of highest mean accuracy for each value of a label."""
+    def best(self, *labels):
+        """The row of highest mean accuracy for each value of the labels."""
         best = {}
         for row in self.rows:
-            value = row.labels[label]
+            value = tuple(row.labels[label] for label in labels)
             if value not in best or row.mean > best[value].mean:
                 best[value] = row
         return list(best.values())

@@ -31,9 +31,9 @@ def markdown(results, command):
     ]
     lines += [f"- {note}" for note in _notes(results)]
     columns = _columns(results)
-    if experiment.best_of is not None and results.rows:
-        lines += ["", f"## Best by {experiment.best_of}", ""]
-        lines += _grid(columns, results.best(experiment.best_of))
+    if experiment.best_of and results.rows:
+        lines += ["", f"## Best by {' and '.join(experiment.best_of)}", ""]
+        lines += _grid(columns, results.best(*experiment.best_of))
         lines += ["", "## All"]
     lines += ["", *_grid(columns, results.rows)]
     return "\n".join(lines) + "\n"

@@ -60,8 +60,8 @@ class Experiment:
             of `results.Results` that returns a `matplotlib.figure.Figure`.
         notes: tuple of strings, one for each point in which the experiment
             differs from the paper, or in which the paper leaves a choice.
-        best_of: string, a label: the table shows the best row for each of its
-            values first. Defaults to `None`: no row is shown first.
+        best_of: tuple of strings, labels: the table shows the best row for
+            each of their values first. Defaults to `()`: no row is shown first.
         fraction: float, the share of the epochs that is run. Defaults to `1`.
     """
 
@@ -70,7 +70,7 @@ class Experiment:
     trials: tuple
     figures: dict[str, Callable]
     notes: tuple = ()
-    best_of: str | None = None
+    best_of: tuple[str, ...] = ()
     fraction: float = 1.0
 
     def __post_init__(self):

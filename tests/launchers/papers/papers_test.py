@@ -84,6 +84,7 @@ class TestEveryExperiment:
             "Linear only": ("DPSGD", None, None),
             "LoRA": ("DPSGD", None, None),
             "RGP": ("RGP", None, None),
+            "RGP-weight": ("RGP", None, None),
             "RGP-random": ("RGP", None, None),
             "RGP-public": ("RGP", None, None),
             "PowerSGD": ("DPPowerSGD", None, None),

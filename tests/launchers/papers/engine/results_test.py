@@ -29,7 +29,7 @@ def two_settings(tmp_path):
         title="X",
         trials=tuple(made_trials),
         figures={},
-        best_of="method",
+        best_of=("method",),
     )
     return results.Results(experiment, tmp_path)
 

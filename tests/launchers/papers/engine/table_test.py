@@ -96,7 +96,7 @@ class TestMarkdown:
         for trial, accuracy in zip(made_trials, (0.5, 0.6)):
             finished_trials.write(tmp_path, trial, accuracy, errors=(0.25,))
         tuned = dataclasses.replace(
-            experiment, trials=tuple(made_trials), best_of="method"
+            experiment, trials=tuple(made_trials), best_of=("method",)
         )
         written = lines(tuned, tmp_path)
         first = written.index("## Best by method")
