@@ -33,7 +33,6 @@ EXPERIMENTS = {
     "rgp_cifar10_wrn28_2": rgp.cifar10_small,
     "rgp_sst2": rgp.sst2,
     "rgp_sst2_tuned": rgp.sst2_tuned,
-    "rgp_sst2_public": rgp.sst2_public,
     "rgp_sst2_long": rgp.sst2_long,
     "rgp_glue": rgp.glue,
     "rgp_rank": rgp.rank,

@@ -20,8 +20,6 @@ from tf_dpsub.methods import METHODS
 _SEEDS = (0, 1, 2)
 _RANKS = (1, 2, 4, 8, 16)
 _RATES = (5e-4, 1e-3, 2e-3, 4e-3)
-# Of rgp_sst2_public, whose few steps may be longer.
-_PUBLIC_RATES = (2e-3, 4e-3, 8e-3, 1.6e-2)
 _PUBLIC = 200
 # Test accuracy in percent; of private methods at ε = 8.
 _PAPER = {
@@ -275,53 +273,6 @@ def sst2_tuned(inputs):
             "One seed. The best is chosen by test accuracy, which is public "
             "here; no ε covers a choice made on private data.",
             _HIDDEN_SCALE_NOTE,
-        ),
-        best_of=("method",),
-    )
-
-
-def sst2_public(inputs):
-    """RGP by what carriers follow, and DP-SGD, with the same learning rates."""
-    methods = {
-        "RGP": _Method(
-            short="history",
-            has_carriers=True,
-            fields={"optimizer_kwargs": {"warmup_steps": 5}},
-        ),
-        "RGP-random": _Method(
-            short="random", has_carriers=True, fields=_RANDOM
-        ),
-        "RGP-public": _Method(
-            short="public",
-            has_carriers=True,
-            fields={
-                "public_examples": _PUBLIC,
-                "optimizer_kwargs": METHODS["RGP-public"].kwargs
-                | {"allow_private": True},
-            },
-        ),
-        "DP-SGD": _Method(short="dp"),
-    }
-    config = _small_sst2()
-    config.model_kwargs.sequence_length = 16
-    config.private_examples = 16_000
-    config.batch_size = 800
-    trials = _by_rate(_PUBLIC_RATES, methods, config)
-    return Experiment(
-        name="rgp_sst2_public",
-        title="RGP on SST-2 at ε = 8, by what carriers follow",
-        trials=trials,
-        figures=plots.by_setting("learning rate", panel="method"),
-        notes=(
-            "MiniLM, of 6 layers of width 384, whose embeddings are frozen, "
-            "for 20 steps with batches of 800: 16,000 of the 67,349 examples, "
-            "one epoch, the first 16 tokens of each.",
-            f"RGP-public has {_PUBLIC} further examples with their labels, and "
-            "new carriers at each step. Short phrases occur twice in SST-2: "
-            "some of the public ones equal private ones, which its statement "
-            "says.",
-            "One seed. The best is chosen by test accuracy, which is public "
-            "here; no ε covers a choice made on private data.",
         ),
         best_of=("method",),
     )

@@ -311,16 +311,44 @@ def test_rgp_and_dpsgd_share_their_rates(inputs):
 
 
 def test_carriers_are_compared_at_the_same_rates(inputs):
-    """On the same private examples, for as many steps."""
+    """On the same private examples, in as many steps of two optimizers."""
     rates, rest = {}, set()
-    for trial in by_name("rgp_sst2_public", inputs).values():
+    for trial in by_name("rgp_sst2_long", inputs).values():
         config = trial.config
-        rates.setdefault(trial.method, []).append(config.learning_rate)
-        rest.add((config.private_examples, config.batch_size, config.epsilon))
-    assert rates.keys() == {"RGP", "RGP-random", "RGP-public", "DP-SGD"}
-    assert len({tuple(own) for own in rates.values()}) == 1
-    assert len(set(rates["RGP"])) == 4
-    assert rest == {(16_000, 800, 8.0)}
+        setting = trial.labels["optimizer"], trial.method
+        rates.setdefault(setting, []).append(config.learning_rate)
+        rest.add((config.private_examples, config.batch_size, config.epochs))
+    assert rest == {(48_000, 320, 3)}
+    methods_by_optimizer = {}
+    for optimizer, method in rates:
+        methods_by_optimizer.setdefault(optimizer, set()).add(method)
+        if optimizer != "Adam, not private":
+            assert rates[optimizer, method] == rates[optimizer, "DP-SGD"]
+    assert methods_by_optimizer == {
+        "Adam": {"RGP", "RGP-weight", "RGP-random", "RGP-public", "DP-SGD"},
+        "SGD": {"RGP", "DP-SGD"},
+        "Adam, not private": {"RGP, not private", "Full, not private"},
+    }
+
+
+def test_gep_is_tuned_as_its_baseline(inputs):
+    """The same clips and rates, and then the best of each for longer."""
+    settings = {}
+    for trial in by_name("gep_cifar10_small_tuned", inputs).values():
+        config = trial.config
+        kwargs = config.optimizer_kwargs
+        if trial.method == "GEP":
+            assert kwargs.residual_norm_clip == config.l2_norm_clip / 5
+        settings.setdefault((config.epsilon, trial.method), set()).add(
+            (config.l2_norm_clip, config.learning_rate)
+        )
+    assert len(settings) == 6
+    assert len(set(map(frozenset, settings.values()))) == 1
+    for trial in by_name("gep_cifar10_small", inputs).values():
+        config = trial.config
+        assert (config.l2_norm_clip, config.learning_rate) in (
+            settings[config.epsilon, trial.method]
+        )
 
 
 @pytest.mark.parametrize(
