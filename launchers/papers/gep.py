@@ -168,7 +168,7 @@ def cifar10_small_tuned(inputs):
     _require_images(inputs)
     trials = []
     for epsilon, clip, rate, method in itertools.product(
-        (8, 2), (1.0, 5.0), (0.3, 1.0, 0.1), _METHODS
+        (8, 2), (1.0, 5.0), (1.0, 3.0, 0.3, 0.1), _METHODS
     ):
         config = _small_cifar10(inputs, method, epsilon, clip, rate / clip)
         config.epochs = _SMALL_TUNED_EPOCHS
