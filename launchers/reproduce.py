@@ -54,7 +54,7 @@ _FEATURES = flags.DEFINE_string(
     "features",
     None,
     "An .npz file with x_train, y_train, x_test and y_test, for "
-    "gep_linear_probe.",
+    "gep_linear_probe. gep_cifar10_features... writes it, if it is not there.",
 )
 _LANGUAGE_MODEL = flags.DEFINE_string(
     "language_model",
@@ -255,6 +255,8 @@ def reproduce(experiment, trials, workdir, *, jobs, command):
     failed = []
     try:
         if unfinished:
+            if experiment.prepare is not None:
+                experiment.prepare()
             failed = _run(
                 experiment, unfinished, len(trials), folder, jobs, command
             )

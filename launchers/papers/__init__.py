@@ -25,6 +25,8 @@ EXPERIMENTS = {
     "gep_cifar10": gep.cifar10,
     "gep_cifar10_small": gep.cifar10_small,
     "gep_cifar10_small_tuned": gep.cifar10_small_tuned,
+    "gep_cifar10_features": gep.cifar10_features,
+    "gep_cifar10_features_tuned": gep.cifar10_features_tuned,
     "gep_k": gep.rank,
     "gep_m": gep.public_examples,
     "gep_random_basis": gep.random_basis,
@@ -66,7 +68,7 @@ class Inputs:
             features of images. Defaults to `None`.
         public_texts: string, a file with a text in each line, for features of
             texts. Defaults to `None`.
-        features: string, an .npz file with features, for the linear probe.
+        features: string, an .npz file with features, for GEP on features.
             Defaults to `None`.
         language_model: string, a preset of keras_hub or a folder with a
             checkpoint, of BERT, for GLUE, and, a folder alone, for features of

@@ -98,23 +98,11 @@ class FeatureCache:
             self._compute()
 
     def _compute(self):
-        from tf_dpsub import make_private
         from tf_dpsub.launchers.training import objects
-        from tf_dpsub.training.kept_features import KEY, KeptFeatures
 
         loaded = objects.dataset(self._config)
-        plain = objects.plain_model(self._config, loaded)
-        model = make_private(plain)
         public = objects.public_inputs(self._config, loaded)
-        kept = KeptFeatures(plain)
-
-        def of(inputs):
-            try:
-                (found,) = kept.of(model.preprocessed((inputs,))[0])[KEY]
-                return np.array(found.reshape(len(found), -1))
-            finally:
-                kept.close()
-
+        of = _features_of(self._config, loaded)
         projection = _projection(of(public))
         for part, inputs in (
             ("public", public),
@@ -197,6 +185,53 @@ class FeatureCache:
             layers.PublicProjection.from_features(public, rank, whiten=whiten)
         )
         return {"train": of(train), "test": of(test)}
+
+
+def write_npz(path, config):
+    """Writes the features of a data set, and its labels, as one .npz file.
+
+    Formal guarantees: as for `FeatureCache`.
+
+    Args:
+        path: string or path-like, the file: `dataset` of a config may name it.
+        config: `ml_collections.ConfigDict`, with a model on frozen features.
+    """
+    from tf_dpsub.launchers.training import objects
+
+    loaded = objects.dataset(config)
+    of = _features_of(config, loaded)
+    arrays = {}
+    for part in ("train", "test"):
+        inputs = getattr(loaded, f"x_{part}")
+        arrays[f"x_{part}"] = np.concatenate(
+            [
+                of(inputs[start : start + _SHARD])
+                for start in range(0, len(inputs), _SHARD)
+            ]
+        )
+        arrays[f"y_{part}"] = getattr(loaded, f"y_{part}")
+    files.make_folder(pathlib.Path(path).parent)
+    files.replace(path, lambda incomplete: np.savez(incomplete, **arrays))
+
+
+def _features_of(config, loaded):
+    """A function of inputs that returns features `[inputs, features]`."""
+    from tf_dpsub import make_private
+    from tf_dpsub.launchers.training import objects
+    from tf_dpsub.training.kept_features import KEY, KeptFeatures
+
+    plain = objects.plain_model(config, loaded)
+    model = make_private(plain)
+    kept = KeptFeatures(plain)
+
+    def of(inputs):
+        try:
+            (found,) = kept.of(model.preprocessed((inputs,))[0])[KEY]
+            return np.array(found.reshape(len(found), -1))
+        finally:
+            kept.close()
+
+    return of
 
 
 def _save(file, array):

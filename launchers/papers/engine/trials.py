@@ -63,6 +63,8 @@ class Experiment:
         best_of: tuple of strings, labels: the table shows the best row for
             each of their values first. Defaults to `()`: no row is shown first.
         fraction: float, the share of the epochs that is run. Defaults to `1`.
+        prepare: function that writes a file which all trials read. Defaults to
+            `None`: there is none.
     """
 
     name: str
@@ -72,6 +74,7 @@ class Experiment:
     notes: tuple = ()
     best_of: tuple[str, ...] = ()
     fraction: float = 1.0
+    prepare: Callable[[], None] | None = None
 
     def __post_init__(self):
         names = [trial.name for trial in self.trials]

@@ -331,10 +331,11 @@ def test_carriers_are_compared_at_the_same_rates(inputs):
     }
 
 
-def test_gep_is_tuned_as_its_baseline(inputs):
+@pytest.mark.parametrize("name", ["gep_cifar10_small", "gep_cifar10_features"])
+def test_gep_is_tuned_as_its_baseline(name, inputs):
     """The same clips and rates, and then the best of each for longer."""
     settings = {}
-    for trial in by_name("gep_cifar10_small_tuned", inputs).values():
+    for trial in by_name(f"{name}_tuned", inputs).values():
         config = trial.config
         kwargs = config.optimizer_kwargs
         if trial.method == "GEP":
@@ -344,7 +345,7 @@ def test_gep_is_tuned_as_its_baseline(inputs):
         )
     assert len(settings) == 6
     assert len(set(map(frozenset, settings.values()))) == 1
-    for trial in by_name("gep_cifar10_small", inputs).values():
+    for trial in by_name(name, inputs).values():
         config = trial.config
         assert (config.l2_norm_clip, config.learning_rate) in (
             settings[config.epsilon, trial.method]
@@ -361,6 +362,21 @@ def test_gep_is_tuned_as_its_baseline(inputs):
 def test_missing_files(name, flag, path, problem):
     with pytest.raises(ValueError, match=f"--{flag}=FILE.*got {problem}"):
         papers.EXPERIMENTS[name](papers.Inputs(**{flag: path}))
+
+
+def test_features_are_written_once(tmp_path):
+    """And the file is refused before, where none is named."""
+    with pytest.raises(ValueError, match="--features=FILE.* will be written"):
+        papers.EXPERIMENTS["gep_cifar10_features"](papers.Inputs())
+    file = tmp_path / "features.npz"
+    prepare = papers.EXPERIMENTS["gep_cifar10_features"](
+        papers.Inputs(features=str(file))
+    ).prepare
+    with pytest.raises(ValueError, match="--public_images=FILE"):
+        prepare()
+    file.write_text("there")
+    prepare()
+    assert file.read_text() == "there"
 
 
 def test_a_name_twice():
