@@ -256,6 +256,11 @@ class TestAttributes:
             "real": tf.TensorSpec((None,), tf.float32),
         }
 
+    def test_no_thread_tunes_what_is_fixed(self):
+        """Where one sleeps, TensorFlow waits for it when an iterator ends."""
+        _, batches = batches_of()
+        assert batches.dataset().options().autotune.enabled is False
+
 
 class TestShards:
     def test_draw_their_own_examples_with_the_same_rate(self):

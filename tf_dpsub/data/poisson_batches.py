@@ -572,7 +572,11 @@ class PoissonBatches:
         threads = self._read_ahead if self._read_ahead > 1 else None
         batches = self._keys(index, replicas, host).flat_map(indices)
         batches = batches.map(batch, num_parallel_calls=threads)
-        return batches.apply(infinite).prefetch(2)
+        # Nothing is left to tune, and an iterator whose thread for that sleeps
+        # takes seconds to end.
+        options = tf.data.Options()
+        options.autotune.enabled = False
+        return batches.apply(infinite).prefetch(2).with_options(options)
 
     def _drawn_parts(self, indices, key, views):
         """The parts of the drawn examples.
