@@ -53,7 +53,8 @@ class Task(abc.ABC):
 class Classification(Task):
     """Predicts the class of an input."""
 
-    evaluation_batch = 1000
+    # Features of an image can take megabytes.
+    evaluation_batch = 128
     metric = "accuracy"
     is_share = True
 

@@ -6,6 +6,7 @@ import pytest
 from scipy import special
 
 from tf_dpsub.launchers.training import tasks
+from tf_dpsub.training import proved_features
 
 _random = np.random.default_rng(0)
 TARGETS = np.array([[-1, 2, 0, -1], [1, -1, -1, -1]])
@@ -115,3 +116,8 @@ def test_a_summary_for_each_task():
 def test_an_infinite_perplexity_is_a_result():
     result = {"test_perplexity": "inf", "test_bleu": 0.0}
     assert tasks.summary(result) == "test perplexity inf, BLEU 0.0"
+
+
+def test_no_more_images_at_a_time_than_frozen_features_are_kept_of():
+    """Those of an image of CIFAR-10 take 19 MB while they are computed."""
+    assert tasks.Classification.evaluation_batch <= proved_features._CHUNK
