@@ -320,7 +320,7 @@ def cifar10_features_tuned(inputs):
     """GP, B-GEP and GEP on features of CIFAR-10, each tuned alike."""
     trials = []
     for epsilon, clip, rate, method in itertools.product(
-        (8, 2), (1.0, 0.2), (0.01, 0.03, 0.003, 0.001), _METHODS
+        (8, 2), (1.0, 0.2), (0.03, 0.1, 0.3, 0.01), _METHODS
     ):
         config = _on_features(inputs, method, epsilon, clip, rate)
         config.epochs = _FEATURES_TUNED_EPOCHS

@@ -9,6 +9,8 @@ import functools
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.core.framework import attr_value_pb2, tensor_pb2
+from tensorflow.python.ops import handle_data_util
 
 from tf_dpsub import gradients
 
@@ -267,6 +269,64 @@ def _array():
     return array.write(0, _column(tf.ones(3)))
 
 
+def _new_list(shape):
+    return tf.raw_ops.TensorListReserve(
+        element_shape=shape, num_elements=1, element_dtype=tf.float32
+    )
+
+
+def _long_in_list():
+    item = tf.reshape(tf.range(4.0), _hidden(tf.constant([1, 4])))
+    return tf.raw_ops.TensorListSetItem(
+        input_handle=_new_list(-1), index=0, item=item
+    )
+
+
+def _scattered():
+    return tf.raw_ops.TensorListScatterIntoExistingList(
+        input_handle=_new_list([1, 1]),
+        tensor=tf.reshape(tf.range(4.0), _hidden(tf.constant([1, 1, 4]))),
+        indices=[0],
+    )
+
+
+def _split():
+    return tf.raw_ops.TensorListSplit(
+        tensor=tf.range(4.0)[:, None],
+        element_shape=[1, 1],
+        lengths=tf.constant([4], tf.int64),
+    )
+
+
+def _reserve(shape):
+    """An output of a kernel that may use it or not."""
+    return tf.raw_ops.FusedBatchNormV3(
+        x=tf.ones([1, 2, 2, 1]),
+        scale=[1.0],
+        offset=[0.0],
+        mean=[0.0],
+        variance=[1.0],
+        is_training=False,
+    ).reserve_space_3
+
+
+def _clamped_sizes():
+    """[1, 1], of numbers of which one is 4 before it is clamped."""
+    sizes = tf.maximum(_hidden(tf.constant([1, BATCH])), 1)
+    return tf.raw_ops.Minimum(x=sizes, y=1)
+
+
+def _passed_on():
+    """The handle of a variable, with another shape."""
+    handle = tf.raw_ops.Identity(input=_ROWS.handle)
+    handle_data_util.set_handle_data(
+        handle,
+        handle_data_util.create_handle_data(tf.TensorShape([1, 3]), tf.float32),
+    )
+    return handle
+
+
+_ROWS = tf.Variable(np.arange(3.0 * BATCH, dtype="float32").reshape(BATCH, 3))
 # Their shapes follow from values, and were set to others.
 _OF_VALUES = {
     "Where": lambda w: _set(tf.where(tf.stack([w[0]] * BATCH) > 0), [1, 1]),
@@ -290,6 +350,19 @@ _OF_VALUES = {
     "a list's first": lambda w: _first(_list(_column(w)), [1, 3]),
     "a list's last": lambda w: _set(_last(_list(_column(w)), [1, 3]), [1, 3]),
     "an array's first": lambda w: _set(_array().read(0), [1, 3]),
+    "a sum of lists": lambda w: _first(
+        tf.raw_ops.AddN(inputs=[_new_list([1, 1]), _long_in_list()]), [1, 1]
+    ),
+    "a list that was scattered to": lambda w: _first(_scattered(), [1, 1]),
+    "a list that was split": lambda w: _first(_split(), [1, 1]),
+    "FusedBatchNormV3": lambda w: _set(_reserve([1]), [1]),
+    "clamped sizes": lambda w: _set(
+        tf.raw_ops.Tile(input=tf.ones([1, 1]), multiples=_clamped_sizes()),
+        [1, 4],
+    )[:, :1],
+    "a handle": lambda w: tf.raw_ops.ReadVariableOp(
+        resource=_passed_on(), dtype=tf.float32
+    ),
     "all of an array": lambda w: _set(_array().stack(), [1, 1, 3])[0],
 }
 
@@ -540,6 +613,44 @@ def _of_gathered_keys(seed):
     return _uniform(gathered), _uniform(seed.read_value())
 
 
+def _of_two_numbers_as_one(seed):
+    """What is added to one number is added to the first of two alone."""
+    own = _uniform(seed.read_value() + 1)
+    seed.assign_add([0, 1])
+    both = tf.bitcast(seed.read_value(), tf.int64) + 1
+    return own, _uniform(tf.bitcast(both, tf.int32))
+
+
+def _of_half_a_key(seed):
+    def half(key):
+        low = tf.math.floormod(tf.bitcast(key, tf.int64), 2**32)
+        return _uniform(tf.bitcast(low, tf.int32))
+
+    own = half(seed.read_value())
+    seed.assign_add([0, 1])
+    return own, half(seed.read_value())
+
+
+def _of_two_moduli(seed):
+    key = tf.cast(seed.read_value(), tf.int64)
+    modulus = 2**31 - 2
+    return (
+        _uniform(tf.math.floormod(key + 1, modulus + 1)),
+        _uniform(tf.math.floormod(key, modulus)),
+    )
+
+
+def _of_another_integer_first(seed):
+    """Of numbers that differ by 16, as 2^64 is 16 modulo 2^31 - 2."""
+    key = tf.cast(seed.read_value(), tf.int64)
+    modulus = 2**31 - 2
+    unsigned = tf.math.floormod(tf.cast(key, tf.uint64), modulus)
+    return (
+        _uniform(tf.cast(unsigned, tf.int64)),
+        _uniform(tf.math.floormod(key + 16, modulus)),
+    )
+
+
 def _of_no_keys(seed):
     size = tf.raw_ops.VariableShape(input=seed.handle)
     return _uniform(0 * seed.read_value()), _uniform(tf.tile(0 * size, [2]))
@@ -551,6 +662,10 @@ def _of_no_keys(seed):
         _of_the_next_key,
         _of_added_and_moved_keys,
         _of_gathered_keys,
+        _of_two_numbers_as_one,
+        _of_half_a_key,
+        _of_two_moduli,
+        _of_another_integer_first,
         _of_no_keys,
     ],
 )
@@ -584,4 +699,226 @@ def test_a_parameter_of_a_draw_that_is_made_of_a_key():
         return tf.reduce_sum(x * w, 1) * numbers
 
     with pytest.raises(gradients.Unproven):
+        _rows(loss_fn, np.ones((BATCH, 3), "float32"), w, "graph")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "InvGrad",
+        "ReciprocalGrad",
+        "RsqrtGrad",
+        "SigmoidGrad",
+        "SqrtGrad",
+        "TanhGrad",
+    ],
+)
+@pytest.mark.parametrize("is_public", [False, True])
+def test_gradients_that_pair_numbers_by_their_order(kind, is_public):
+    """They have the shape of one input, and look at no other."""
+    w = _weight()
+    gradient = getattr(tf.raw_ops, kind)
+
+    def loss_fn(x):
+        if is_public:
+            given = gradient(y=0.5 + 0 * x[:, :2], dy=tf.range(2.0 * BATCH))
+            factors = tf.reduce_sum(given, 1)
+        else:
+            given = gradient(y=tf.fill([2, BATCH, 1], 0.5), dy=x[:, :2])
+            factors = tf.reshape(tf.reduce_sum(given, 0), [BATCH])
+        return tf.reduce_sum(x * w, 1) * factors
+
+    with pytest.raises(gradients.Unproven, match="number by number"):
+        _rows(loss_fn, np.ones((BATCH, 3), "float32"), w, "graph")
+
+
+def test_a_list_that_was_captured():
+    """It may hold what was computed from the batch."""
+    w = _weight()
+
+    @tf.function(autograph=False)
+    def compute(x):
+        total = tf.raw_ops.TensorListFromTensor(
+            tensor=tf.reduce_sum(x)[None],
+            element_shape=tf.constant([], tf.int32),
+        )
+
+        def rows(x):
+            per_example, _ = gradients.per_example_gradients(
+                lambda x: (
+                    tf.reduce_sum(x * w, 1)
+                    * _first(total, tf.constant([], tf.int32)),
+                    None,
+                ),
+                x,
+                [w],
+            )
+            return per_example.rows(w)
+
+        return tf.function(rows, autograph=False)(x)
+
+    with pytest.raises(gradients.Unproven, match="captured from outside"):
+        compute(tf.ones([BATCH, 3]))
+
+
+@pytest.mark.parametrize("implementation", ["graph", "map_fn"])
+def test_a_variable_whose_handle_is_a_constant(implementation):
+    """It is none of those that a loss is known to read."""
+    w = _weight()
+    proto = tensor_pb2.TensorProto(dtype=tf.resource.as_datatype_enum)
+    proto.tensor_shape.SetInParent()
+    proto.resource_handle_val.add(
+        device="/job:localhost/replica:0/task:0/device:CPU:0",
+        container="localhost",
+        name="metric",
+        maybe_type_name="tensorflow::Var",
+    )
+
+    def loss_fn(x):
+        kind = attr_value_pb2.AttrValue(type=tf.resource.as_datatype_enum)
+        handle = (
+            tf.compat.v1.get_default_graph()
+            .create_op(
+                "Const",
+                [],
+                [tf.resource],
+                attrs={
+                    "value": attr_value_pb2.AttrValue(tensor=proto),
+                    "dtype": kind,
+                },
+            )
+            .outputs[0]
+        )
+        handle_data_util.set_handle_data(
+            handle,
+            handle_data_util.create_handle_data(tf.TensorShape([]), x.dtype),
+        )
+        value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=x.dtype)
+        return tf.reduce_sum(x * w, 1) * value
+
+    with pytest.raises(gradients.Unproven, match="do not determine"):
+        _rows(loss_fn, np.ones((BATCH, 3), "float32"), w, implementation)
+
+
+def _concrete(function, *specs):
+    return tf.function(function, autograph=False).get_concrete_function(*specs)
+
+
+def _write_and_pass_on(handle, x):
+    write = tf.raw_ops.AssignVariableOp(resource=handle, value=tf.reduce_sum(x))
+    with tf.control_dependencies([write]):
+        return tf.identity(x)
+
+
+_HANDLE = tf.TensorSpec([], tf.resource)
+
+
+def _call_without_state(handle, x):
+    spec = tf.TensorSpec(x.shape, x.dtype)
+    return tf.raw_ops.PartitionedCall(
+        args=[handle, x],
+        Tout=[x.dtype],
+        f=_concrete(_write_and_pass_on, _HANDLE, spec),
+    )[0]
+
+
+def _loop_without_state(handle, x):
+    specs = tf.TensorSpec([], tf.int32), _HANDLE, tf.TensorSpec(x.shape)
+    return tf.raw_ops.StatelessWhile(
+        input=[tf.constant(0), handle, x],
+        cond=_concrete(lambda k, handle, x: k < 1, *specs),
+        body=_concrete(
+            lambda k, handle, x: (k + 1, handle, _write_and_pass_on(handle, x)),
+            *specs,
+        ),
+        output_shapes=[[], [], x.shape],
+    )[2]
+
+
+@pytest.mark.parametrize("run", [_call_without_state, _loop_without_state])
+@pytest.mark.parametrize("implementation", ["graph", "map_fn"])
+def test_a_state_is_written_where_none_is_declared(run, implementation):
+    w, state = _weight(), tf.Variable(0.0, trainable=False)
+    with pytest.raises(gradients.UpdatesState):
+        _rows(
+            lambda x: tf.reduce_sum(run(state.handle, x) * w, 1),
+            np.ones((BATCH, 3), "float32"),
+            w,
+            implementation,
+        )
+    assert state.numpy() == 0.0
+
+
+def _kept_draws(state, seed):
+    state.assign(tf.random.uniform([BATCH]))
+
+
+def _kept_key(state, seed):
+    key = tf.repeat(seed.read_value()[:1], BATCH)
+    state.assign(tf.cast(key, tf.float32))
+
+
+@pytest.mark.parametrize("keep", [_kept_draws, _kept_key])
+@pytest.mark.parametrize("implementation", ["graph", "map_fn"])
+def test_a_function_keeps_secrets_of_a_step(keep, implementation):
+    """They tell which place an example had."""
+    w, state = _weight(), tf.Variable(np.zeros(BATCH, "float32"))
+    seed = tf.Variable([1, 2])
+
+    def keep_all():
+        keep(state, seed)
+        return 1.0
+
+    def loss_fn(x):
+        factor = tf.function(keep_all, autograph=False)()
+        return tf.reduce_sum(x * w, 1) * factor
+
+    with pytest.raises((gradients.Unproven, gradients.UpdatesState)):
+        _rows(loss_fn, np.ones((BATCH, 3), "float32"), w, implementation)
+
+
+def test_a_function_in_whose_place_another_may_run():
+    w = _weight()
+    double, mixed = (
+        tf.function(
+            function,
+            autograph=False,
+            experimental_attributes={
+                "api_implements": "attack",
+                "api_preferred_device": device,
+            },
+        )
+        for function, device in (
+            (lambda x: 2.0 * x, "GPU"),
+            (lambda x: x * tf.reduce_sum(x), "CPU"),
+        )
+    )
+
+    def loss_fn(x):
+        mixed.get_concrete_function(tf.TensorSpec([BATCH, 3])).add_to_graph(
+            tf.compat.v1.get_default_graph()
+        )
+        return tf.reduce_sum(double(x) * w, 1)
+
+    with pytest.raises(gradients.Unproven, match="another one"):
+        _rows(loss_fn, np.ones((BATCH, 3), "float32"), w, "graph")
+
+
+@pytest.mark.parametrize("is_called", [False, True])
+def test_a_variable_that_is_assigned_another_shape(is_called):
+    w = _weight()
+    state = tf.Variable(np.ones([1, 1], "float32"), trainable=False)
+
+    def assign():
+        tf.raw_ops.AssignVariableOp(
+            resource=state.handle,
+            value=tf.reshape(tf.range(4.0), _hidden(tf.constant([4, 1]))),
+        )
+        return state.read_value()
+
+    def loss_fn(x):
+        read = _called(assign) if is_called else assign()
+        return tf.reduce_sum(x * w * read, 1)
+
+    with pytest.raises(gradients.Unproven, match="assigns a value of shape"):
         _rows(loss_fn, np.ones((BATCH, 3), "float32"), w, "graph")

@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from tf_dpsub.gradients.graph import loops, rules
+from tf_dpsub.gradients.graph import functions, loops, rules
 from tf_dpsub.gradients.graph.constants import static_shape
 from tf_dpsub.gradients.graph.states import PUBLIC, Unproven
 
@@ -104,7 +104,7 @@ class Alike:
                 asked.add(state)
             return answer
         op, axis = tensor.op, state.axis
-        if op.type in loops.LOOPS:
+        if op.type in functions.LOOPS:
             equal = loops.origins(op)[tensor.value_index]
             return None if equal is None else self(equal, state)
         if tensor.dtype == tf.variant:

@@ -80,24 +80,24 @@ class ConstantFolder:
                 values.append(None)
         return values
 
-    def is_clamped(self, op):
-        """Returns whether an operation clamps all numbers to the same value.
+    def clamped_to(self, op):
+        """The input to which an operation clamps all numbers, or None.
 
         `tf.math.bincount` chooses a size from its input and then limits it.
         How often the value is there follows from the shape of the input.
         """
         if op.type != "Minimum" or not op.outputs[0].dtype.is_integer:
-            return False
+            return None
         for limit, other in itertools.permutations(op.inputs):
             if other.op.type != "Maximum":
                 continue
             for least in other.op.inputs:
                 try:
                     if np.all(self(least) >= self(limit)):
-                        return True
+                        return limit
                 except Unproven:
                     pass
-        return False
+        return None
 
     def _fold(self, tensor):
         op = tensor.op

@@ -37,13 +37,14 @@ SEEDS = frozenset({"alg", "counter", "key", "seed"})
 # What keeps all of a key, and makes of two keys no equal ones.
 _KEEP_SECRETS = frozenset(
     """
-    Bitcast ExpandDims Identity Reshape Squeeze StatelessRandomGetAlg
+    ExpandDims Identity Reshape Squeeze StatelessRandomGetAlg
     StatelessRandomGetKeyCounter StatelessRandomGetKeyCounterAlg
     """.split()
 )
-# Keras multiplies keys by one, and takes them modulo 2^31 - 2.
-_LEAST_MODULUS = 2**31 - 2
-# Sums of what is added up to this one differ by any such modulus.
+# Keras multiplies keys by one, and takes them modulo this number.
+_MODULUS = 2**31 - 2
+# Sums of what is added up to this one differ modulo that number, and modulo
+# powers of two from 2^32 on.
 MOST_ADDED = 2**20
 
 
@@ -57,39 +58,44 @@ def names(op) -> list:
     return [argument.name for argument in op.op_def.input_arg]
 
 
-def added(op, constants):
-    """Returns what an operation adds to a key, None if the result is no key.
+def made(op, constants):
+    """Returns what an operation makes of a key, None if the result is no key.
 
     `SeedGenerator.next` adds to one number of a key alone. A constant that is
     added to both, as `keras.random.beta` does, makes another that is none of
     those to come; one that is added to the other number may make the next one.
-    What is taken of a key, or multiplied, may be known.
+    What is taken of a key, or multiplied, may be known. Two keys of a seed stay
+    apart if both are converted in the same ways, one after another: two numbers
+    that differ by 4 may be one modulo 2^32 and then 2^31 - 2.
 
     Args:
         op: `tf.Operation`, of a key and public tensors.
         constants: `ConstantFolder`.
 
     Returns:
-        int, 0 for a key as it was.
+        Pair of what it adds, an int, and of a tuple that names how it converts
+        the numbers, empty if it does not.
     """
     if op.type in _KEEP_SECRETS:
-        return 0
-    if not (op.outputs[0].dtype.is_integer and op.outputs[0].dtype.size >= 4):
+        return 0, ()
+    before, after = op.inputs[0].dtype, op.outputs[0].dtype
+    if not (after.is_integer and after.size >= 4):
         return None
-    if op.type == "Cast":
-        return 0
+    if op.type == "Cast" or op.type == "Bitcast" and before.size == after.size:
+        return 0, ((op.type, before.name, after.name),)
     if op.type not in ("AddV2", "FloorMod", "Mul"):
         return None
     try:
         constant = np.unique(constants(op.inputs[1]))
     except Unproven:
         return None
+    if len(constant) != 1:
+        return None
     if op.type == "AddV2":
-        return int(constant[0]) if len(constant) == 1 else None
-    is_kept = (
-        constant == 1 if op.type == "Mul" else constant >= _LEAST_MODULUS
-    ).all()
-    return 0 if is_kept else None
+        return int(constant[0]), ()
+    if op.type == "Mul":
+        return (0, ()) if constant[0] == 1 else None
+    return (0, (op.type,)) if constant[0] == _MODULUS else None
 
 
 def is_own_stream(op) -> bool:
@@ -183,7 +189,16 @@ class Draws:
                     "random numbers of one draw are used in two ways, so that "
                     "examples may have some in common"
                 )
-        divided = {seed for seed, _ in self._divisions if seed is not None}
+        ways: dict = {}
+        for seed, which in self._divisions:
+            if seed is not None:
+                ways.setdefault(seed, set()).add(which[2])
+        if any(len(several) > 1 for several in ways.values()):
+            raise Unproven(
+                "keys of one SeedGenerator are converted to other integers in "
+                "one draw than in another, so that both may be the same"
+            )
+        divided = set(ways)
         if divided & self._shared:
             raise Unproven(
                 "one SeedGenerator draws for each example and for all of them: "

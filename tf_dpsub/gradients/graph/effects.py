@@ -102,24 +102,22 @@ def require_none(
     for op in graph.get_operations():
         _require_not_in_place(op)
         has_reference = any(i.dtype._is_ref_dtype for i in op.inputs)
-        if not (op.op_def.is_stateful or has_reference):
-            continue
-        if all(is_public(i) for i in op.inputs):
-            if op.type.startswith(_ASSIGNMENTS) and not is_key(op.inputs[0]):
-                if any(is_key(i) for i in op.inputs):
-                    raise UpdatesState(
-                        f"{op.type} '{op.name}' keeps a secret key of the step "
-                        "in a variable that is no seed of a generator. Leave "
-                        "it out."
-                    )
-            continue
-        # Within a function, what depends on the batch is not followed.
-        names = [(op.type, op.name)] + [
+        within = [
             (node.op, f"{op.name}/{node.name}")
             for definition in functions.called(op)
             for node in definition.node_def
             if _is_stateful(node)
         ]
+        # A call without a state may be given the handle of a variable.
+        if not (op.op_def.is_stateful or has_reference or within):
+            continue
+        if all(is_public(i) for i in op.inputs):
+            _require_no_secret_kept(op, within, is_key)
+            continue
+        # Within a function, what depends on the batch is not followed.
+        names = within
+        if op.op_def.is_stateful or has_reference:
+            names = [(op.type, op.name), *within]
         for kind, name in names:
             if kind.startswith(_ASSIGNMENTS):
                 raise UpdatesState(
@@ -136,6 +134,48 @@ def require_none(
                 unproven = Unproven(f"{kind} '{name}' has an effect of its own")
     if unproven is not None:
         raise unproven
+
+
+def _require_no_secret_kept(op, within, is_key):
+    """Checks that a variable gets no secret of a step, unless it is a seed."""
+    knows = any(is_key(i) for i in op.inputs) or draws_within(op)
+    if not within:
+        written = [op.inputs[0]] if op.type.startswith(_ASSIGNMENTS) else []
+    elif op.type in functions.CONTROL_FLOW:
+        written = [
+            _passed(inner.inputs[0])
+            for inner in functions.operations_within(op, _ASSIGNMENTS)
+        ]
+    else:
+        # It is not known to what it assigns.
+        written = [None for kind, _ in within if kind.startswith(_ASSIGNMENTS)]
+    if knows and any(w is None or not is_key(w) for w in written):
+        raise UpdatesState(
+            f"{op.type} '{op.name}' keeps a secret key of the step, or random "
+            "numbers, in a variable that is no seed of a generator. Leave it "
+            "out."
+        )
+
+
+def _passed(handle):
+    """The handle that the caller of a function gave, or None."""
+    while True:
+        if handle.op.type == "Identity":
+            handle = handle.op.inputs[0]
+            continue
+        known = functions.argument(handle)
+        if known is None:
+            return handle
+        call, k = known
+        if call.type in functions.LOOPS:
+            # At a later step it might be another one.
+            body = functions.body(call, "body")
+            returned = body.outputs[k]
+            while returned.op.type == "Identity":
+                returned = returned.op.inputs[0]
+            if returned is not body.inputs[k]:
+                return None
+        handle = call.inputs[k]
 
 
 def _require_not_in_place(op):
@@ -183,7 +223,14 @@ def require_known(op, draws_are: bool = False, python_is: bool = False):
             kind.startswith((*_READS, *_ASSIGNMENTS, *_CHECKS))
             or kind in functions.CONTROL_FLOW
         )
-        is_undeclared = kind == "Batch" or kind.startswith(_UNDECLARED)
+        # A handle in a constant names a variable, as `VarHandleOp` does.
+        names_variable = (
+            kind == "Const"
+            and node.attr["dtype"].type == tf.resource.as_datatype_enum
+        )
+        is_undeclared = (
+            kind == "Batch" or kind.startswith(_UNDECLARED) or names_variable
+        )
         if is_undeclared or (is_stateful and not is_known):
             raise Unproven("returns what its inputs do not determine")
 

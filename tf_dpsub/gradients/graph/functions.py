@@ -7,15 +7,11 @@ import tensorflow as tf
 from tensorflow.python.framework import function_def_to_graph, op_def_registry
 from tensorflow.python.ops import handle_data_util
 
+from tf_dpsub.gradients.graph.states import Unproven
+
 CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
-CONTROL_FLOW = CALLS | {
-    "Case",
-    "If",
-    "StatelessCase",
-    "StatelessIf",
-    "StatelessWhile",
-    "While",
-}
+LOOPS = frozenset({"StatelessWhile", "While"})
+CONTROL_FLOW = CALLS | LOOPS | {"Case", "If", "StatelessCase", "StatelessIf"}
 
 # From graphs to the bodies of what they run. No value holds its graph.
 _BODIES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
@@ -90,8 +86,25 @@ class Body:
         return graph().get_operation_by_name(name)
 
 
+class TracedBody:
+    """The graph of a function as TensorFlow traced it, before it is called.
+
+    Args:
+        call: the `tf.Operation` that runs it.
+        graph: `FuncGraph`.
+
+    Attributes:
+        call: as given.
+        inputs: list of its placeholders, one for each argument.
+    """
+
+    def __init__(self, call, graph):
+        self.call, self.inputs = call, list(graph.inputs)
+        _OF_GRAPHS[graph] = weakref.ref(self)
+
+
 def around(graph):
-    """The `Body` that a graph is of, or None."""
+    """The `Body`, or `TracedBody`, that a graph is of, or None."""
     found = _OF_GRAPHS.get(graph)
     return found and found()
 
@@ -156,6 +169,70 @@ def body(op, attribute="f"):
     """
     like = op.inputs if attribute == "f" else op.outputs
     return _body(op, op.get_attr(attribute).name, op.inputs, like)
+
+
+def operations(graph, kinds):
+    """Operations in a graph, and in the functions that it runs.
+
+    Args:
+        graph: `tf.Graph`.
+        kinds: string, or a tuple of them, with which their types begin.
+
+    Yields:
+        `tf.Operation`s, some of them of the graph of a `Body`.
+    """
+    for op in graph.get_operations():
+        if op.type.startswith(kinds):
+            yield op
+        else:
+            yield from operations_within(op, kinds)
+
+
+def operations_within(op, kinds):
+    """Operations in the functions that one of `CONTROL_FLOW` runs."""
+    if op.type not in CONTROL_FLOW or not any(
+        node.op.startswith(kinds)
+        for definition in called(op)
+        for node in definition.node_def
+    ):
+        return
+    if op.type in CALLS:
+        bodies = [body(op)]
+    elif op.type in LOOPS:
+        bodies = [body(op, "cond"), body(op, "body")]
+    else:
+        bodies = branches(op)
+    for inner in bodies:
+        yield from operations(inner.graph, kinds)
+
+
+def argument(placeholder):
+    """The call for which a placeholder stands for an argument, and which.
+
+    Returns:
+        Pair of the operation and of the position among its inputs; None if
+        nothing is known of a call.
+    """
+    found = around(placeholder.graph)
+    if found is None or placeholder.op.type != "Placeholder":
+        return None
+    (k,) = (k for k, t in enumerate(found.inputs) if t is placeholder)
+    call = found.call
+    is_branch = call.type not in CALLS | LOOPS
+    return call, k + is_branch
+
+
+def require_fixed(op):
+    """Checks that TensorFlow runs the function that an operation names.
+
+    Raises:
+        Unproven: if it may choose another one.
+    """
+    if any("api_implements" in d.attr for d in called(op)):
+        raise Unproven(
+            "calls a function with `api_implements`, in whose place TensorFlow "
+            "may run another one"
+        )
 
 
 def branches(op) -> list:

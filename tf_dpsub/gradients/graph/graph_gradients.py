@@ -8,7 +8,6 @@ from tf_dpsub.gradients.graph import (
     convolutions,
     functions,
     loop_sites,
-    loops,
     sites,
     sources,
     terms,
@@ -208,7 +207,7 @@ class GraphGradients(PerExampleGradients):
         Raises:
             Unproven: if not all uses of it in the loop were gathered.
         """
-        if op.type not in loops.LOOPS or all(
+        if op.type not in functions.LOOPS or all(
             self._proof(output) is PUBLIC for output in op.outputs
         ):
             return None

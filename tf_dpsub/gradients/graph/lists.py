@@ -5,10 +5,11 @@ along one axis that is the same in all. How many they are is public, because no
 rule lets the batch decide whether one is added or taken.
 """
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops import handle_data_util
 
-from tf_dpsub.gradients.graph import functions, loops
+from tf_dpsub.gradients.graph import functions
 from tf_dpsub.gradients.graph.states import PUBLIC, Unproven
 
 # Operations that put an element into a list, and which of their inputs it is.
@@ -32,53 +33,66 @@ def shapes_held(handle) -> list:
 def shape_of_elements(handle):
     """Static shape that all elements of a list have which were put in.
 
-    If the list was given one, TensorFlow looks at it when they are put in.
-    Otherwise they are looked for wherever the list has been.
+    If all lists that it was before were made for one shape, TensorFlow looks at
+    it when they are put in. Otherwise these are looked at.
 
     Returns:
         `tf.TensorShape`, or `None` if none were put in.
     """
-    found, waiting, seen = [], [handle], set()
+    made_for, put, waiting, seen = [], [], [handle], set()
     while waiting:
         tensor = waiting.pop()
         if tensor.ref() in seen:
             continue
         seen.add(tensor.ref())
         op = tensor.op
-        declared = shapes_held(tensor)
-        if len(declared) == 1 and declared[0].is_fully_defined():
-            found += declared
+        if op.type in _NEW:
+            made_for.append(_made_for(op))
         elif op.type in _PUT:
-            found.append(op.inputs[_PUT[op.type]].shape)
+            put.append(op.inputs[_PUT[op.type]].shape)
             waiting.append(op.inputs[0])
         elif op.type in _HAND_ON:
             waiting += op.inputs if op.type == "AddN" else [op.inputs[0]]
-        elif op.type in _OF_TENSORS:
-            found.append(op.inputs[0].shape[1:])
-        elif op.type not in _NEW:
+        else:
             before = _before(tensor)
             waiting += before
             if not before:
-                found.append(tf.TensorShape(None))
-    if not found:
-        return None
-    is_one = all(s.is_fully_defined() and s == found[0] for s in found)
-    return found[0] if is_one else tf.TensorShape(None)
+                made_for.append(tf.TensorShape(None))
+                is_stack = op.type in _OF_TENSORS
+                shape = op.inputs[0].shape[1:] if is_stack else None
+                put.append(tf.TensorShape(shape))
+    if _one_of(made_for) is not None:
+        return _one_of(made_for)
+    return (_one_of(put) or tf.TensorShape(None)) if put else None
+
+
+def _made_for(op):
+    """The shape that elements of a new list must have, as far as is known."""
+    shape = tf.get_static_value(op.inputs[0])
+    if shape is None or np.ndim(shape) != 1 or np.any(shape < 0):
+        return tf.TensorShape(None)
+    return tf.TensorShape(shape)
+
+
+def _one_of(shapes):
+    """The shape that all of some have, or None."""
+    is_one = shapes and all(
+        s.is_fully_defined() and s == shapes[0] for s in shapes
+    )
+    return shapes[0] if is_one else None
 
 
 def _before(tensor):
     """Tensors that one equals which enters, or leaves, a function or a loop."""
     op, k = tensor.op, tensor.value_index
     if op.type == "Placeholder":
-        body = functions.around(op.graph)
-        if body is None:
+        known = functions.argument(tensor)
+        if known is None:
             return []
-        (k,) = (k for k, t in enumerate(body.inputs) if t is tensor)
-        op = body.call
-        if op.type not in loops.LOOPS:
-            is_branch = op.type not in functions.CALLS
-            return [op.inputs[k + is_branch]]
-    if op.type in loops.LOOPS:
+        op, k = known
+        if op.type not in functions.LOOPS:
+            return [op.inputs[k]]
+    if op.type in functions.LOOPS:
         return [op.inputs[k], functions.body(op, "body").outputs[k]]
     if op.type in functions.CALLS:
         return [functions.body(op).outputs[k]]

@@ -112,7 +112,7 @@ def _entries(proof, variables, before_loss):
             if op not in before_loss:
                 continue
             is_public = [proof(output) is PUBLIC for output in op.outputs]
-            if op.type in loops.LOOPS and not all(is_public):
+            if op.type in functions.LOOPS and not all(is_public):
                 positions = [k for k, i in enumerate(op.inputs) if i is tensor]
                 entries.setdefault(op, []).extend(positions)
                 pending += [op.outputs[k] for k in positions if is_public[k]]
@@ -136,7 +136,7 @@ class _Loop:
     """A loop whose body may be given more variables.
 
     Args:
-        op: the `tf.Operation`, one of `loops.LOOPS`.
+        op: the `tf.Operation`, one of `functions.LOOPS`.
         proof: the `Provenance` of its graph.
     """
 
@@ -144,6 +144,7 @@ class _Loop:
         self._op = op
         self._body = while_v2._get_graph(op, "body", "_body_graph")
         self._condition = while_v2._get_graph(op, "cond", "_cond_graph")
+        self._around = functions.TracedBody(op, self._body)
         self._inputs = {t.ref(): k for k, t in enumerate(self._body.inputs)}
         self._proof = proof.within(
             self._body,

@@ -12,14 +12,12 @@ from tensorflow.python.ops import handle_data_util
 from tf_dpsub.gradients.graph import functions
 from tf_dpsub.gradients.graph.states import PUBLIC, Mixed, PerExample
 
-LOOPS = frozenset({"StatelessWhile", "While"})
-
 
 def origins(op):
     """Inputs that the variables of a loop equal at every step.
 
     Args:
-        op: a `tf.Operation`, one of `LOOPS`.
+        op: a `tf.Operation`, one of `functions.LOOPS`.
 
     Returns:
         List, for each variable the input of the loop that it always equals, or
@@ -47,7 +45,7 @@ def fixed_point(op, proof):
     and, if it is before a step, after it.
 
     Args:
-        op: a `tf.Operation`, one of `LOOPS`.
+        op: a `tf.Operation`, one of `functions.LOOPS`.
         proof: `Provenance` of its graph.
 
     Returns:

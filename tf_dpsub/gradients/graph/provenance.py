@@ -115,16 +115,18 @@ class Provenance:
         if op.type in ("Placeholder", "PlaceholderWithDefault"):
             states = [self._placeholder_state(op)]
             return states * len(op.outputs)
-        if op.type in loops.LOOPS and any(
+        if op.type in functions.LOOPS and any(
             isinstance(state, PerExample) for state in states
         ):
             return self.inside_loop(op)
         try:
-            if self._constants.is_clamped(op) and self._has_public_shape(op):
+            is_clamped = self._constants.clamped_to(op) is not None
+            if is_clamped and self._has_public_shape(op):
                 return [PUBLIC]
             for state in states:
                 if isinstance(state, Mixed):
                     return [state] * len(op.outputs)
+            functions.require_fixed(op)
             shapes.require_inferred(op, self._constants)
             if any(isinstance(state, PerExample) for state in states):
                 result = self._batched(op, states)
@@ -188,17 +190,18 @@ class Provenance:
 
     def _of_keys(self, op, keys):
         """State of what an operation makes of keys and public values."""
-        added = draws.added(op, self._constants) if len(keys) == 1 else None
+        made = draws.made(op, self._constants) if len(keys) == 1 else None
+        added, ways = made or (0, ())
         seeds = frozenset(
-            (seed, (times, before + (added or 0)))
+            (seed, (times, before + added, (*ways_before, *ways)))
             for key in keys
-            for seed, (times, before) in key.seeds
+            for seed, (times, before, ways_before) in key.seeds
         )
         return Key(
             seeds,
-            added is not None
+            made is not None
             and all(key.is_whole for key in keys)
-            and all(abs(n) <= draws.MOST_ADDED for _, (_, n) in seeds),
+            and all(abs(n) <= draws.MOST_ADDED for _, (_, n, _) in seeds),
         )
 
     def _of_key_handle(self, op, states):
@@ -227,7 +230,7 @@ class Provenance:
             for other in op.inputs[0].consumers()
             if other.type.startswith("Assign")
         )
-        return Key(frozenset((seed, (times, 0)) for seed, _ in key.seeds))
+        return Key(frozenset((seed, (times, 0, ())) for seed, _ in key.seeds))
 
     def _drawn(self, op, states):
         """State of the random numbers that an operation draws."""
@@ -447,7 +450,7 @@ class Provenance:
         """States of the variables of a loop.
 
         Args:
-            op: a `tf.Operation`, one of `loops.LOOPS`.
+            op: a `tf.Operation`, one of `functions.LOOPS`.
 
         Returns:
             List of the states of its outputs.
@@ -461,8 +464,6 @@ class Provenance:
         tensor = op.outputs[0]
         if tensor.dtype == tf.resource:
             return self._sources.state(tensor)
-        if tensor.dtype == tf.variant:
-            return PUBLIC
         outer = self._captured.get(tensor.ref())
         # An eager tensor existed before the batch did.
         if outer is not None and (
@@ -514,6 +515,7 @@ class Provenance:
             lambda t: self(t) is PUBLIC or isinstance(self(t), Key),
             lambda t: isinstance(self(t), Key),
         )
+        shapes.require_kept(graph)
 
 
 def handle(variable):

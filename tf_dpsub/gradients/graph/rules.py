@@ -207,6 +207,8 @@ def _elementwise(a):
     if a.op.outputs[0].dtype == tf.variant:
         a.only(*(range(len(a.states)) if a.op.type == "AddN" else [0]))
         return lists.together(a)
+    if _pairs_by_order(a.op):
+        raise Unproven("pairs tensors of different shapes, number by number")
     out = a.out_shape()
     result = None
     for k in a.batched:
@@ -224,7 +226,15 @@ def _elementwise(a):
 
 def is_elementwise(op) -> bool:
     """Returns whether output entries depend on inputs at their own place."""
-    return _RULES.get(op.type) is _elementwise
+    return _RULES.get(op.type) is _elementwise and not _pairs_by_order(op)
+
+
+def _pairs_by_order(op):
+    """Whether a gradient pairs numbers of different shapes by their order."""
+    return op.type.endswith("Grad") and not all(
+        t.shape.is_fully_defined() and t.shape == op.outputs[0].shape
+        for t in op.inputs
+    )
 
 
 @_rule("EnsureShape")

@@ -5,16 +5,17 @@ it when the graph runs. Rules rest on shapes: so they are found again, for all
 operations but those whose shape TensorFlow always finds.
 
 A variable has the shape of its handle: TensorFlow assigns no other one, but by
-`tf.raw_ops`, which nothing here sees.
+`tf.raw_ops`, which is seen in the graph, and not where it was called before.
 """
 
 import itertools
 import weakref
 
+import numpy as np
 import tensorflow as tf
 
-from tf_dpsub.gradients.graph import functions, lists, loops, rules
-from tf_dpsub.gradients.graph.constants import ConstantFolder
+from tf_dpsub.gradients.graph import functions, lists, rules
+from tf_dpsub.gradients.graph.constants import ConstantFolder, static_shape
 from tf_dpsub.gradients.graph.states import Unproven
 
 # Shapes, axes and paddings have no more axes.
@@ -27,10 +28,9 @@ _DETERMINED = frozenset(
     BatchMatMulV3 BiasAdd BiasAddGrad BroadcastTo ConcatV2 Const Conv2D
     Conv2DBackpropFilter Conv2DBackpropInput DepthwiseConv2dNative
     DepthwiseConv2dNativeBackpropFilter DepthwiseConv2dNativeBackpropInput
-    Einsum ExpandDims Fill FusedBatchNormGradV3 FusedBatchNormV3 GatherV2
-    InvertPermutation LogSoftmax MatMul Max MaxPool MaxPoolGrad Mean Min
-    OneHot OnesLike Pack Pad PadV2 Prod Rank ReadVariableOp Reshape
-    ResourceGather Shape ShapeN Size Slice Softmax
+    Einsum ExpandDims Fill GatherV2 InvertPermutation LogSoftmax MatMul Max
+    MaxPool MaxPoolGrad Mean Min OneHot OnesLike Pack Pad PadV2 Prod Rank
+    ReadVariableOp Reshape ResourceGather Shape ShapeN Size Slice Softmax
     SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits Split
     Squeeze StatelessRandomGetKeyCounter StatelessRandomUniformV2 StridedSlice
     StridedSliceGrad Sum Tile Transpose Unpack ZerosLike
@@ -57,7 +57,7 @@ def require_inferred(op, constants):
     """
     if op.type in functions.CALLS:
         _require(op, op.outputs, _proved(functions.body(op)).outputs)
-    elif op.type in loops.LOOPS:
+    elif op.type in functions.LOOPS:
         # By induction: before the first step, and after each.
         body = _proved(functions.body(op, "body"))
         for claimed in (op.outputs, body.inputs):
@@ -76,10 +76,28 @@ def require_inferred(op, constants):
         # Where nothing was put in, zeros are taken, of the shape it was told.
         if shape is not None:
             _require_shape(op, taken.shape, shape)
-    elif not (op.type in _DETERMINED or rules.is_elementwise(op)) or any(
-        _may_tell_shapes(t) or _is_open(t) for t in op.inputs
+    elif (
+        not (op.type in _DETERMINED or rules.is_elementwise(op))
+        or any(_may_tell_shapes(t) or _is_open(t) for t in op.inputs)
+        or any(t.dtype == tf.resource for t in op.outputs)
     ):
         _require(op, op.outputs, _again(op, constants))
+
+
+def require_kept(graph):
+    """Checks that variables keep their shapes when they are assigned.
+
+    Raises:
+        Unproven: if one may get another shape than its handle has.
+    """
+    for op in functions.operations(graph, "AssignVariableOp"):
+        (held,) = lists.shapes_held(op.inputs[0]) or [tf.TensorShape(None)]
+        if not _says_as_much(op.inputs[1].shape, held):
+            raise Unproven(
+                f"{op.type} '{op.name}' assigns a value of shape "
+                f"{op.inputs[1].shape} to a variable of shape {held}. Use "
+                "`tf.ensure_shape`"
+            )
 
 
 def _proved(body):
@@ -195,11 +213,10 @@ def _value(tensor, constants):
     # As integers, or where `Range` starts and ends.
     if not tensor.dtype.is_integer and tensor.shape.rank != 0:
         return None
-    # All numbers are clamped to the limit, which is known.
-    is_clamped = constants.is_clamped(tensor.op)
-    for known in tensor.op.inputs if is_clamped else [tensor]:
-        try:
-            return constants(known)
-        except Unproven:
-            continue
-    return None
+    limit = constants.clamped_to(tensor.op)
+    try:
+        if limit is None:
+            return constants(tensor)
+        return np.broadcast_to(constants(limit), static_shape(tensor))
+    except Unproven:
+        return None

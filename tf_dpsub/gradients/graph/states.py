@@ -60,9 +60,9 @@ class Key:
     """Computed from secret keys of the step, and from public values.
 
     Attributes:
-        seeds: frozenset of pairs: which seed, and which of its keys, as a pair
-            of how often it had been set when it was read and what was added
-            since; None for the handle of its variable.
+        seeds: frozenset of pairs: which seed, and which of its keys, as how
+            often it had been set when it was read, what was added since, and
+            how its numbers were converted; None for the handle of its variable.
         is_whole: bool, whether it is as secret as they are, and no other key:
             not so for what was added to a part of one, or taken of it.
     """
