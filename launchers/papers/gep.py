@@ -59,8 +59,8 @@ _SMALL_SHARES = {"": 1.0, "_slow": 0.3}
 _FEATURES_EPOCHS = 20
 _FEATURES_TUNED_EPOCHS = 5
 _FEATURES_BEST = {
-    8: {"GP": (1.0, 0.01), "B-GEP": (1.0, 0.01), "GEP": (1.0, 0.01)},
-    2: {"GP": (1.0, 0.01), "B-GEP": (1.0, 0.01), "GEP": (1.0, 0.01)},
+    8: {"GP": (0.2, 0.1), "B-GEP": (0.2, 0.03), "GEP": (1.0, 0.1)},
+    2: {"GP": (0.2, 0.1), "B-GEP": (0.2, 0.03), "GEP": (0.2, 0.1)},
 }
 
 _NETWORK_NOTE = (
