@@ -761,10 +761,7 @@ def test_a_list_that_was_captured():
         compute(tf.ones([BATCH, 3]))
 
 
-@pytest.mark.parametrize("implementation", ["graph", "map_fn"])
-def test_a_variable_whose_handle_is_a_constant(implementation):
-    """It is none of those that a loss is known to read."""
-    w = _weight()
+def _handle_proto():
     proto = tensor_pb2.TensorProto(dtype=tf.resource.as_datatype_enum)
     proto.tensor_shape.SetInParent()
     proto.resource_handle_val.add(
@@ -773,22 +770,40 @@ def test_a_variable_whose_handle_is_a_constant(implementation):
         name="metric",
         maybe_type_name="tensorflow::Var",
     )
+    return proto
+
+
+def _constant_handle(kind):
+    attributes = {
+        "value": attr_value_pb2.AttrValue(tensor=_handle_proto()),
+        "dtype": attr_value_pb2.AttrValue(type=tf.resource.as_datatype_enum),
+    }
+    graph = tf.compat.v1.get_default_graph()
+    return graph.create_op(kind, [], [tf.resource], attrs=attributes).outputs[0]
+
+
+def _parsed_handle():
+    return tf.raw_ops.ParseTensor(
+        serialized=_handle_proto().SerializeToString(), out_type=tf.resource
+    )
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: _constant_handle("Const"),
+        lambda: _constant_handle("HostConst"),
+        _parsed_handle,
+    ],
+    ids=["constant", "on the host", "parsed"],
+)
+@pytest.mark.parametrize("implementation", ["graph", "map_fn"])
+def test_a_variable_whose_handle_is_made(make, implementation):
+    """It is none of those that a loss is known to read."""
+    w = _weight()
 
     def loss_fn(x):
-        kind = attr_value_pb2.AttrValue(type=tf.resource.as_datatype_enum)
-        handle = (
-            tf.compat.v1.get_default_graph()
-            .create_op(
-                "Const",
-                [],
-                [tf.resource],
-                attrs={
-                    "value": attr_value_pb2.AttrValue(tensor=proto),
-                    "dtype": kind,
-                },
-            )
-            .outputs[0]
-        )
+        handle = make()
         handle_data_util.set_handle_data(
             handle,
             handle_data_util.create_handle_data(tf.TensorShape([]), x.dtype),
@@ -796,7 +811,9 @@ def test_a_variable_whose_handle_is_a_constant(implementation):
         value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=x.dtype)
         return tf.reduce_sum(x * w, 1) * value
 
-    with pytest.raises(gradients.Unproven, match="do not determine"):
+    with pytest.raises(
+        gradients.Unproven, match="do not determine|shape that was set"
+    ):
         _rows(loss_fn, np.ones((BATCH, 3), "float32"), w, implementation)
 
 
@@ -849,31 +866,46 @@ def test_a_state_is_written_where_none_is_declared(run, implementation):
     assert state.numpy() == 0.0
 
 
-def _kept_draws(state, seed):
-    state.assign(tf.random.uniform([BATCH]))
+def _keep(state, numbers):
+    state.assign(numbers)
 
 
-def _kept_key(state, seed):
-    key = tf.repeat(seed.read_value()[:1], BATCH)
-    state.assign(tf.cast(key, tf.float32))
+def _write_file(state, numbers):
+    text = tf.strings.reduce_join(tf.strings.as_string(numbers))
+    tf.raw_ops.WriteFile(filename="/dev/null", contents=text)
 
 
-@pytest.mark.parametrize("keep", [_kept_draws, _kept_key])
+def _stage(state, numbers):
+    tf.raw_ops.Stage(values=[numbers], shared_name="attack")
+
+
+def _print(state, numbers):
+    tf.print(numbers)
+
+
+@pytest.mark.parametrize("tell", [_keep, _write_file, _stage, _print])
+@pytest.mark.parametrize("is_key", [True, False])
 @pytest.mark.parametrize("implementation", ["graph", "map_fn"])
-def test_a_function_keeps_secrets_of_a_step(keep, implementation):
+def test_a_function_tells_secrets_of_a_step(tell, is_key, implementation):
     """They tell which place an example had."""
     w, state = _weight(), tf.Variable(np.zeros(BATCH, "float32"))
     seed = tf.Variable([1, 2])
 
-    def keep_all():
-        keep(state, seed)
+    def tell_all(key):
+        numbers = tf.cast(tf.repeat(key[:1], BATCH), tf.float32)
+        tell(state, numbers if is_key else tf.random.uniform([BATCH]))
         return 1.0
 
     def loss_fn(x):
-        factor = tf.function(keep_all, autograph=False)()
+        key = seed.read_value()
+        seed.assign_add([0, 1])
+        factor = tf.function(tell_all, autograph=False)(key)
         return tf.reduce_sum(x * w, 1) * factor
 
-    with pytest.raises((gradients.Unproven, gradients.UpdatesState)):
+    with pytest.raises(
+        (gradients.Unproven, gradients.UpdatesState),
+        match="a secret key|do not determine",
+    ):
         _rows(loss_fn, np.ones((BATCH, 3), "float32"), w, implementation)
 
 

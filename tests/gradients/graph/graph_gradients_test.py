@@ -62,3 +62,30 @@ def test_norms_and_their_bounds_share_sums_of_squares():
     kernels = biases = 2
     assert operations["MatrixDiagPartV3"] == 2 * kernels
     assert operations["Square"] <= biases + 1  # ... and that of the loss
+
+
+class _Rounded(keras.layers.Layer):
+    """Multiplies by a weight that is rounded: its gradient is zero."""
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=shape[-1:], initializer="uniform")
+
+    def call(self, x):
+        return x * tf.round(100 * self.scale)
+
+
+def test_a_weight_without_a_gradient_has_rows_of_zeros():
+    rounded, last = _Rounded(), keras.layers.Dense(1)
+    model = keras.Sequential([keras.Input((WIDTH,)), rounded, last])
+
+    @tf.function(autograph=False)
+    def compute(x):
+        rows, _ = gradients.per_example_gradients(
+            lambda x: (model(x)[:, 0], None), x, model.trainable_variables
+        )
+        return [rows.rows(v) for v in (rounded.scale, last.kernel)]
+
+    of_rounded, of_kernel = compute(tf.ones([BATCH, WIDTH]))
+    assert of_rounded.shape == (BATCH, WIDTH)
+    assert not of_rounded.numpy().any()
+    assert of_kernel.numpy().any()

@@ -48,6 +48,18 @@ class _TrainedStart(keras.layers.Layer):
         return self.recurrent(x, initial_state=[start])
 
 
+class _Mapped(keras.layers.Layer):
+    """Multiplies each step of a sequence by a weight, in a loop of its own."""
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=shape[-1:], initializer="uniform")
+
+    def call(self, x):
+        steps = tf.transpose(x, [1, 0, 2])
+        mapped = tf.map_fn(lambda step: tf.tanh(step * self.scale), steps)
+        return tf.transpose(mapped, [1, 0, 2])
+
+
 def _problem(*layers):
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input((STEPS, 3)), *layers])
@@ -67,8 +79,9 @@ def _problem(*layers):
         lambda: L.RNN([L.LSTMCell(2), _Cell()], return_sequences=True),
         lambda: L.LSTM(2, activation="relu", use_bias=False),
         _TrainedStart,
+        _Mapped,
     ],
-    ids=["gru", "cells", "lstm", "trained_start"],
+    ids=["gru", "cells", "lstm", "trained_start", "mapped"],
 )
 def test_rows_are_those_of_one_example(layer):
     problem = _problem(layer())

@@ -55,6 +55,11 @@ class ConstantFolder:
             Unproven: if it is not a constant.
         """
         key = tensor.ref()
+        if tensor.dtype in (tf.resource, tf.variant):
+            op = tensor.op
+            raise Unproven(
+                f"depends on {op.type} '{op.name}', which is no array"
+            )
         if key not in self._values:
             is_counted = tensor.op.type in _ARITHMETIC
             value = None if is_counted else tf.get_static_value(tensor)
@@ -101,10 +106,6 @@ class ConstantFolder:
 
     def _fold(self, tensor):
         op = tensor.op
-        if tensor.dtype in (tf.resource, tf.variant):
-            raise Unproven(
-                f"depends on {op.type} '{op.name}', which is no array"
-            )
         dtype = tensor.dtype.as_numpy_dtype
         if op.type in ("Shape", "ShapeN"):
             return np.array(static_shape(op.inputs[tensor.value_index]), dtype)

@@ -137,10 +137,18 @@ def require_none(
 
 
 def _require_no_secret_kept(op, within, is_key):
-    """Checks that a variable gets no secret of a step, unless it is a seed."""
-    knows = any(is_key(i) for i in op.inputs) or draws_within(op)
-    if not within:
-        written = [op.inputs[0]] if op.type.startswith(_ASSIGNMENTS) else []
+    """Checks that a secret of a step stays in it, or in a seed.
+
+    Args:
+        op: `tf.Operation` of public inputs and keys.
+        within: list of pairs, types and names of the operations with a state
+            in the functions that it runs.
+        is_key: as for `require_none`.
+    """
+    if not (any(is_key(i) for i in op.inputs) or draws_within(op)):
+        return
+    if op.type.startswith(_ASSIGNMENTS):
+        written = [op.inputs[0]]
     elif op.type in functions.CONTROL_FLOW:
         written = [
             _passed(inner.inputs[0])
@@ -148,13 +156,33 @@ def _require_no_secret_kept(op, within, is_key):
         ]
     else:
         # It is not known to what it assigns.
-        written = [None for kind, _ in within if kind.startswith(_ASSIGNMENTS)]
-    if knows and any(w is None or not is_key(w) for w in written):
-        raise UpdatesState(
-            f"{op.type} '{op.name}' keeps a secret key of the step, or random "
-            "numbers, in a variable that is no seed of a generator. Leave it "
-            "out."
-        )
+        written = [None for _ in within]
+    is_kept = any(w is None or not is_key(w) for w in written)
+    for kind, name in [(op.type, op.name), *within]:
+        if kind.startswith(_ASSIGNMENTS):
+            if is_kept:
+                raise UpdatesState(
+                    f"{kind} '{name}' keeps a secret key of the step, or "
+                    "random numbers, in a variable that is no seed of a "
+                    "generator. Leave it out."
+                )
+        elif _is_secret_told(kind):
+            raise UpdatesState(
+                f"{kind} '{name}' passes on a secret key of the step, or "
+                "random numbers. Leave it out."
+            )
+
+
+def _is_secret_told(kind):
+    """Whether an operation may tell others what it was given."""
+    if kind.startswith("Print"):
+        return True
+    is_known = _is_harmless(kind) or kind in _PYTHON
+    return not (
+        is_known
+        or kind in functions.CONTROL_FLOW
+        or not op_def_registry.get(kind).is_stateful
+    )
 
 
 def _passed(handle):
@@ -223,16 +251,37 @@ def require_known(op, draws_are: bool = False, python_is: bool = False):
             kind.startswith((*_READS, *_ASSIGNMENTS, *_CHECKS))
             or kind in functions.CONTROL_FLOW
         )
-        # A handle in a constant names a variable, as `VarHandleOp` does.
-        names_variable = (
-            kind == "Const"
-            and node.attr["dtype"].type == tf.resource.as_datatype_enum
-        )
-        is_undeclared = (
-            kind == "Batch" or kind.startswith(_UNDECLARED) or names_variable
-        )
+        is_undeclared = kind == "Batch" or kind.startswith(_UNDECLARED)
+        # It names a variable, as `VarHandleOp` does, or holds a list.
+        is_undeclared |= _makes_handle(node)
         if is_undeclared or (is_stateful and not is_known):
             raise Unproven("returns what its inputs do not determine")
+
+
+def _makes_handle(node):
+    """Whether an operation makes a handle of what is no handle."""
+    definition = op_def_registry.get(node.op)
+    is_passed = node.op == "Placeholder" or node.op in functions.CONTROL_FLOW
+    if definition is None or is_passed:
+        return False
+    made, given = (
+        {
+            kind
+            for argument in arguments
+            for kind in (
+                argument.type or node.attr[argument.type_attr].type,
+                *node.attr[argument.type_list_attr].list.type,
+            )
+        }
+        for arguments in (definition.output_arg, definition.input_arg)
+    )
+    resource, variant = (
+        dtype.as_datatype_enum for dtype in (tf.resource, tf.variant)
+    )
+    return (resource in made and not {resource, variant} & given) or (
+        # What an attribute holds.
+        variant in made and node.op in ("Const", "HostConst")
+    )
 
 
 def draws_with_public_seed(graph) -> list:

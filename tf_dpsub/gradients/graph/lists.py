@@ -24,6 +24,8 @@ _OF_TENSORS = frozenset({"TensorListFromTensor", "TensorListScatterV2"})
 
 def shapes_held(handle) -> list:
     """Static shapes of what a variable holds, or of the elements of a list."""
+    if isinstance(handle, tf.TensorSpec):
+        return [tf.TensorShape(None)]
     data = handle_data_util.get_resource_handle_data(handle)
     if data is None or not data.is_set:
         return [tf.TensorShape(None)]

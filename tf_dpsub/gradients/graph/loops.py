@@ -158,6 +158,6 @@ def _elements(tensor):
     if data is None or not data.is_set:
         return None
     return [
-        (element.dtype, tf.TensorShape(element.shape).as_list())
+        (element.dtype, repr(tf.TensorShape(element.shape)))
         for element in data.shape_and_type
     ]

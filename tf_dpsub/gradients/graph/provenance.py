@@ -115,18 +115,18 @@ class Provenance:
         if op.type in ("Placeholder", "PlaceholderWithDefault"):
             states = [self._placeholder_state(op)]
             return states * len(op.outputs)
-        if op.type in functions.LOOPS and any(
-            isinstance(state, PerExample) for state in states
-        ):
-            return self.inside_loop(op)
         try:
+            functions.require_fixed(op)
+            if op.type in functions.LOOPS and any(
+                isinstance(state, PerExample) for state in states
+            ):
+                return self.inside_loop(op)
             is_clamped = self._constants.clamped_to(op) is not None
             if is_clamped and self._has_public_shape(op):
                 return [PUBLIC]
             for state in states:
                 if isinstance(state, Mixed):
                     return [state] * len(op.outputs)
-            functions.require_fixed(op)
             shapes.require_inferred(op, self._constants)
             if any(isinstance(state, PerExample) for state in states):
                 result = self._batched(op, states)
