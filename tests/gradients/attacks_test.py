@@ -441,7 +441,7 @@ _LIES = {
 def test_shapes_that_were_set(name):
     """Nothing checks them when the graph runs."""
     w = _weight()
-    with pytest.raises(gradients.Unproven, match="a shape that was set"):
+    with pytest.raises(gradients.Unproven, match="was set|an effect of"):
         _rows(
             lambda x: tf.reduce_sum(tf.tanh(_LIES[name](x, w)), 1),
             np.ones((BATCH, 3), "float32"),
@@ -520,7 +520,7 @@ def test_zeros_of_two_signs():
         (lambda counter: tf.constant([1, 0], tf.uint64), "counter of its own"),
         (
             lambda counter: counter + tf.constant([1, 0], tf.uint64),
-            "not proved to be the same",
+            "counter of its own",
         ),
     ],
 )

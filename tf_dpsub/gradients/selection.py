@@ -10,7 +10,7 @@ from tensorflow.python.ops import handle_data_util
 
 from tf_dpsub import gradients
 from tf_dpsub.gradients import vectorized, zero_terms
-from tf_dpsub.gradients.graph import effects, provenance, sources
+from tf_dpsub.gradients.graph import effects, functions, provenance, sources
 from tf_dpsub.gradients.per_example import tf_variable
 from tf_dpsub.gradients.tracing import trace
 
@@ -165,7 +165,7 @@ class Forward:
         }
         captured = {
             inner.op.name: (
-                positions.get(id(sources.origin(outer))),
+                positions.get(id(functions.origin(outer))),
                 repr(may_read.state(inner)),
                 *_content(inner),
             )
@@ -221,7 +221,7 @@ def forward_pass(loss_fn, inputs, states: list) -> Forward:
             # Effects other than on variables are left to the implementations.
             logging.debug("%s", e)
         written = {
-            id(sources.origin(ref.deref())): ref.deref()
+            id(functions.origin(ref.deref())): ref.deref()
             for ref in effects.written_resources(graph)
         }
         # The graph may be that of several replicas, with a copy for each.
@@ -274,14 +274,17 @@ def _name(handle):
 
 
 def _self_check(loss_fn, inputs, variables, states, may_read):
-    """Relative error of a weighted sum of rows, on synthetic inputs.
+    """Relative error of the walk, on synthetic inputs.
 
-    The rows and the ordinary gradient share a forward pass, and are computed
-    one after the other, so that there is not more in memory than a step needs.
+    It is that of a weighted sum of rows, or of the norm of the longest of them,
+    whichever is larger. The rows and the ordinary gradient share a forward
+    pass, and are computed one after the other, so that there is not more in
+    memory than a step needs.
     """
     tf_variables = [tf_variable(v) for v in variables]
 
-    def both(batch):
+    def both(batch_and_weights):
+        batch, weights = batch_and_weights
         traced_losses = []
 
         def observed(batch):
@@ -293,10 +296,7 @@ def _self_check(loss_fn, inputs, variables, states, may_read):
             observed, batch, variables, may_read=may_read
         )
         (losses,) = traced_losses
-        # Stateless: other replicas find it in the graph that they share, where
-        # a draw with a seed of the program is refused.
-        uniform = tf.random.stateless_uniform([rows.batch_size], [0, 1])
-        c = tf.where(rows.valid, uniform, 0.0)
+        c = tf.where(rows.valid, weights, 0.0)
         sums = rows.weighted_sum(c)
         with tf.control_dependencies(sums):
             # The backward pass begins with it, and so waits for them.
@@ -305,35 +305,51 @@ def _self_check(loss_fn, inputs, variables, states, may_read):
         ordinary = zero_terms.gradients(
             tf.reduce_sum(c * losses), tf_variables, rows.left_out
         )
-        return sums, [
+        ordinary = [
             tf.zeros(v.shape)
             if g is None
             else tf.cast(tf.convert_to_tensor(g), tf.float32)
             for v, g in zip(tf_variables, ordinary)
         ]
+        return sums, ordinary, tf.sqrt(rows.sq_norms())
 
     # One generator for all inputs: where two were equal, their difference
     # would have no gradient.
     generator = tf.random.Generator.from_seed(0)
     batch = tf.nest.map_structure(lambda s: _synthetic(s, generator), inputs)
-    sums, expected = _run(both, batch, states)
-    difference = tf.linalg.global_norm(
-        [total - g for total, g in zip(sums, expected)]
-    )
-    error = float(difference / (tf.linalg.global_norm(expected) + 1e-30))
+    batch_size = tf.nest.flatten(batch)[0].shape[0]
+    uniform = tf.random.stateless_uniform([batch_size], [0, 1])
+    traced = _restoring(both, (batch, uniform), states)
+
+    def compute(weights):
+        sums, ordinary, norms = traced((batch, weights))
+        difference = [total - g for total, g in zip(sums, ordinary)]
+        norm_of = tf.linalg.global_norm
+        return norm_of(difference), norm_of(ordinary) + 1e-30, norms
+
+    difference, expected, norms = compute(uniform)
+    errors = [difference / expected]
+    longest = tf.one_hot(tf.argmax(norms), batch_size)
+    difference, expected, norms = compute(longest)
+    norm = tf.reduce_sum(longest * norms)
+    errors += [(difference + tf.abs(norm - expected)) / expected]
     # Where random labels have no finite loss, there is nothing to compare.
-    return error if error == error else 0.0
+    return max(0.0, *(float(e) for e in errors if e == e))
 
 
-def _run(function, inputs, states):
-    """Runs a function, and restores the states that it has changed."""
+def _restoring(function, inputs, states):
+    """A function, traced for inputs, that restores the states it changes."""
     traced = trace(function, inputs)
-    before = [tf.identity(tf_variable(v)) for v in states]
-    with _unoptimized(traced.graph):
-        outputs = traced(inputs)
-    for variable, value in zip(states, before):
-        tf_variable(variable).assign(value)
-    return outputs
+
+    def run(inputs):
+        before = [tf.identity(tf_variable(v)) for v in states]
+        with _unoptimized(traced.graph):
+            outputs = traced(inputs)
+        for variable, value in zip(states, before):
+            tf_variable(variable).assign(value)
+        return outputs
+
+    return run
 
 
 @contextlib.contextmanager

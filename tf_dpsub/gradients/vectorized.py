@@ -238,6 +238,7 @@ def require_no_effect(row_of: Callable, inputs, may_read):
         outputs = row_of(example)
         graph = tf.compat.v1.get_default_graph()
         may_read.require_readable(graph)
+        _require_arrays(graph)
         keys = {
             inner.ref()
             for _, inner in graph.captures
@@ -245,8 +246,6 @@ def require_no_effect(row_of: Callable, inputs, may_read):
             and isinstance(may_read.state(inner), Key)
         }
         for op in graph.get_operations():
-            if op.outputs:
-                _require_known(op)
             has_key = any(i.ref() in keys for i in op.inputs)
             is_secret = draws.is_draw(op) and (
                 has_key or not op.type.startswith("Stateless")
@@ -261,11 +260,24 @@ def require_no_effect(row_of: Callable, inputs, may_read):
             lambda t: t.ref() in keys,
             allow_python=True,
         )
+        for op in graph.get_operations():
+            if op.outputs:
+                _require_known(op)
         writes.append(bool(effects.written_resources(graph)))
         return outputs
 
     outputs = trace(traced, example).structured_outputs
     return writes[-1], outputs
+
+
+def _require_arrays(graph):
+    """Checks that no list or dataset is read that was made before."""
+    for _, inner in graph.captures:
+        if inner.dtype == tf.variant and inner.consumers():
+            raise Unproven(
+                f"'{inner.op.name}' is a list or a dataset captured from "
+                "outside"
+            )
 
 
 def _require_known(op):

@@ -7,7 +7,7 @@ from keras.src import backend
 
 from tf_dpsub import gradients
 from tf_dpsub.gradients import selection
-from tf_dpsub.gradients.graph import effects, sources
+from tf_dpsub.gradients.graph import effects, functions, sources
 from tf_dpsub.gradients.rows import mask_rows, scale_rows
 from tf_dpsub.gradients.tracing import trace
 from tf_dpsub.layers import conversion
@@ -319,7 +319,7 @@ class PrivateStep:
         """Checks that metrics, which see the batch, write no weight."""
         written = effects.written_by(operations)
         if self._may_read.handles & {
-            id(sources.origin(handle.deref())) for handle in written
+            id(functions.origin(handle.deref())) for handle in written
         }:
             raise gradients.UpdatesState(
                 "Expected metrics that write their own variables alone, got "

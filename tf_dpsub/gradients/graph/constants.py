@@ -6,9 +6,11 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context, execute
 
+from tf_dpsub.gradients.graph import determined
 from tf_dpsub.gradients.graph.states import Unproven
 
-# Steps of loops are counted by NumPy: faster than running each operation.
+# NumPy is faster than running each operation. Of integers and booleans alone:
+# kernels take the smallest floating-point numbers as zero, NumPy does not.
 _ARITHMETIC = {
     "AddV2": np.add,
     "Greater": np.greater,
@@ -36,9 +38,10 @@ def static_shape(tensor):
 class ConstantFolder:
     """Evaluates axes, permutations and shapes, and remembers them.
 
+    Operations are run, outside of the graph, on the values of their inputs.
     `tf.get_static_value` gives up on shapes that went through arithmetic, as
-    gradients of broadcasts do: operations without a constant value are run,
-    outside of the graph, on the values of their inputs.
+    gradients of broadcasts do, and takes no notice of attributes, such as that
+    by which a `Cast` truncates.
 
     Args:
         values: dict from references of tensors to their values. Defaults to
@@ -61,9 +64,7 @@ class ConstantFolder:
                 f"depends on {op.type} '{op.name}', which is no array"
             )
         if key not in self._values:
-            is_counted = tensor.op.type in _ARITHMETIC
-            value = None if is_counted else tf.get_static_value(tensor)
-            self._values[key] = self._fold(tensor) if value is None else value
+            self._values[key] = self._fold(tensor)
         return self._values[key]
 
     def entries(self, tensor):
@@ -107,18 +108,40 @@ class ConstantFolder:
     def _fold(self, tensor):
         op = tensor.op
         dtype = tensor.dtype.as_numpy_dtype
+        if op.type == "Const":
+            return tf.get_static_value(tensor)
         if op.type in ("Shape", "ShapeN"):
             return np.array(static_shape(op.inputs[tensor.value_index]), dtype)
         if op.type == "Size":
             return np.array(np.prod(static_shape(op.inputs[0])), dtype)
-        if not op.inputs or op.op_def.is_stateful or op.type == "Placeholder":
+        if op.type == "Rank" and op.inputs[0].shape.rank is not None:
+            return np.array(op.inputs[0].shape.rank, dtype)
+        if not op.inputs or not determined.is_determined(op.node_def):
             raise Unproven(
                 f"depends on {op.type} '{op.name}', which is not a constant"
             )
         values = [self(i) for i in op.inputs]
-        if op.type in _ARITHMETIC:
+        if op.type in _ARITHMETIC and not any(
+            i.dtype.is_floating or i.dtype.is_complex for i in op.inputs
+        ):
             return _ARITHMETIC[op.type](*values)
-        return _run(op, values)[tensor.value_index]
+        value = _run(op, values)[tensor.value_index]
+        if any(_is_near_zero(v) for v in (*values, value)):
+            raise Unproven(
+                f"depends on {op.type} '{op.name}' of numbers that some "
+                "kernels take as zero"
+            )
+        return value
+
+
+def _is_near_zero(value):
+    """Whether floating-point numbers are too small to be normalised."""
+    value = np.asarray(value)
+    if value.dtype.kind not in "fc" and "float" not in value.dtype.name:
+        return False
+    numbers = np.abs(value.astype("complex128"))
+    tiny = np.finfo("float32").tiny
+    return bool(np.any((numbers > 0) & (numbers < tiny)))
 
 
 def _run(op, values):

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dpsub.gradients.graph import sources
-from tf_dpsub.gradients.graph.states import Draw, Unproven
+from tf_dpsub.gradients.graph.states import PUBLIC, Draw, Key, Unproven
 
 # Entry by entry independent, and of one law where their parameters are one.
 _STATELESS = (
@@ -89,13 +89,36 @@ def made(op, constants):
         constant = np.unique(constants(op.inputs[1]))
     except Unproven:
         return None
-    if len(constant) != 1:
+    if len(constant) != 1 or op.inputs[0].shape != op.outputs[0].shape:
+        # One number that is repeated is no key.
         return None
     if op.type == "AddV2":
         return int(constant[0]), ()
     if op.type == "Mul":
         return (0, ()) if constant[0] == 1 else None
     return (0, (op.type,)) if constant[0] == _MODULUS else None
+
+
+def splits(op) -> bool:
+    """Returns whether an operation makes a key, and a counter beside it."""
+    return op.type.startswith("StatelessRandomGetKeyCounter")
+
+
+def parts(op, seeds, is_whole) -> list:
+    """States of what an operation makes that splits a seed.
+
+    The counter begins with zero, and the number of an algorithm is that of the
+    device: who took them for keys would draw what anybody can.
+
+    Args:
+        op: `tf.Operation`.
+        seeds: frozenset, as `Key.seeds`.
+        is_whole: bool, whether its input is as secret as the keys are.
+    """
+    states = {"key": Key(seeds, is_whole), "counter": Key(seeds, False)}
+    return [
+        states.get(output.name, PUBLIC) for output in op.op_def.output_arg
+    ]
 
 
 def is_own_stream(op) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
-from tf_dpsub.gradients.graph import functions
+from tf_dpsub.gradients.graph import determined, functions
 from tf_dpsub.gradients.graph.states import Unproven, UpdatesState
 
 # Operations whose random numbers no variable determines.
@@ -32,21 +32,15 @@ _READS = (
 )
 # Declared stateful, but their outputs follow from their inputs.
 _CHECKS = ("Assert", "CheckNumerics", "Print")
-# Not declared stateful, but their outputs follow from files, memory, Python's
-# variables, or other calls.
-_UNDECLARED = (
-    "BarrierReadySize",
-    "BatchFunction",
-    "FakeParam",
-    "FractionalAvgPool",
-    "FractionalMaxPool",
-    "ImmutableConst",
-    "MatchingFiles",
-    "PyFuncStateless",
-    "ReadFile",
-    "Reader",
-    "Snapshot",
-    "Unbatch",
+# Those that show what they were given, if only where they fail.
+_TELL = ("Assert", "Print")
+# TensorFlow 1's control flow: what hangs on these may run, or not, as a tensor
+# says that is none of its inputs.
+_MAY_NOT_RUN = frozenset(
+    """
+    Enter Exit LoopCond Merge NextIteration RefEnter RefExit RefMerge
+    RefNextIteration RefSwitch Switch XlaMerge _SwitchN _XlaMerge
+    """.split()
 )
 # Not declared stateful, but they write to the memory of their first input,
 # which may be that of a weight.
@@ -96,28 +90,28 @@ def require_none(
     Raises:
         UpdatesState: if a variable is assigned a value that depends on it, or
             a secret key that is to be forgotten, or if a tensor is changed.
-        Unproven: if another operation with an effect reads such a value.
+        Unproven: if another operation with an effect reads such a value, or
+            if operations may not run.
     """
     unproven = None
     for op in graph.get_operations():
-        _require_not_in_place(op)
+        _require_kinds(op)
         has_reference = any(i.dtype._is_ref_dtype for i in op.inputs)
         within = [
             (node.op, f"{op.name}/{node.name}")
             for definition in functions.called(op)
             for node in definition.node_def
-            if _is_stateful(node)
+            if _has_effect(node)
         ]
+        has_effect = _has_effect(op.node_def) or has_reference
         # A call without a state may be given the handle of a variable.
-        if not (op.op_def.is_stateful or has_reference or within):
+        if not (has_effect or within):
             continue
         if all(is_public(i) for i in op.inputs):
             _require_no_secret_kept(op, within, is_key)
             continue
         # Within a function, what depends on the batch is not followed.
-        names = within
-        if op.op_def.is_stateful or has_reference:
-            names = [(op.type, op.name), *within]
+        names = [(op.type, op.name), *within] if has_effect else within
         for kind, name in names:
             if kind.startswith(_ASSIGNMENTS):
                 raise UpdatesState(
@@ -131,7 +125,9 @@ def require_none(
             if kind in functions.CONTROL_FLOW:
                 continue
             if not (allow_python and kind in _PYTHON):
-                unproven = Unproven(f"{kind} '{name}' has an effect of its own")
+                unproven = Unproven(
+                    f"{kind} '{name}' may have an effect of its own"
+                )
     if unproven is not None:
         raise unproven
 
@@ -151,14 +147,15 @@ def _require_no_secret_kept(op, within, is_key):
         written = [op.inputs[0]]
     elif op.type in functions.CONTROL_FLOW:
         written = [
-            _passed(inner.inputs[0])
+            functions.passed(inner.inputs[0])
             for inner in functions.operations_within(op, _ASSIGNMENTS)
         ]
     else:
         # It is not known to what it assigns.
         written = [None for _ in within]
     is_kept = any(w is None or not is_key(w) for w in written)
-    for kind, name in [(op.type, op.name), *within]:
+    names = [(op.type, op.name)] if _has_effect(op.node_def) else []
+    for kind, name in [*names, *within]:
         if kind.startswith(_ASSIGNMENTS):
             if is_kept:
                 raise UpdatesState(
@@ -174,40 +171,16 @@ def _require_no_secret_kept(op, within, is_key):
 
 
 def _is_secret_told(kind):
-    """Whether an operation may tell others what it was given."""
-    if kind.startswith("Print"):
+    """Whether an operation with an effect may tell what it was given."""
+    if kind.startswith(_TELL):
         return True
-    is_known = _is_harmless(kind) or kind in _PYTHON
     return not (
-        is_known
-        or kind in functions.CONTROL_FLOW
-        or not op_def_registry.get(kind).is_stateful
+        _is_harmless(kind) or kind in _PYTHON or kind in functions.CONTROL_FLOW
     )
 
 
-def _passed(handle):
-    """The handle that the caller of a function gave, or None."""
-    while True:
-        if handle.op.type == "Identity":
-            handle = handle.op.inputs[0]
-            continue
-        known = functions.argument(handle)
-        if known is None:
-            return handle
-        call, k = known
-        if call.type in functions.LOOPS:
-            # At a later step it might be another one.
-            body = functions.body(call, "body")
-            returned = body.outputs[k]
-            while returned.op.type == "Identity":
-                returned = returned.op.inputs[0]
-            if returned is not body.inputs[k]:
-                return None
-        handle = call.inputs[k]
-
-
-def _require_not_in_place(op):
-    """Checks that an operation, and what it calls, changes no tensor."""
+def _require_kinds(op):
+    """Checks that an operation, and what it calls, is of no forbidden kind."""
     kinds = [op.type] + [
         node.op
         for definition in functions.called(op)
@@ -217,6 +190,12 @@ def _require_not_in_place(op):
         raise UpdatesState(
             f"{kind} in '{op.name}' changes a tensor that others may read, or "
             "a weight. Use `tf.tensor_scatter_nd_update`, which makes another."
+        )
+    for kind in _MAY_NOT_RUN.intersection(kinds):
+        raise Unproven(
+            f"{kind} in '{op.name}' is control flow of TensorFlow 1, which "
+            "leaves operations out as the batch may say. Use `tf.cond` or "
+            "`tf.while_loop`"
         )
 
 
@@ -231,57 +210,28 @@ def require_known(op, draws_are: bool = False, python_is: bool = False):
             `False`.
 
     Raises:
-        Unproven: if they may follow from what an earlier step has stored.
+        Unproven: if they may follow from what an earlier step has stored, or
+            if nothing is known of it.
     """
-    nodes = [(op.node_def, op.op_def.is_stateful)] + [
-        (node, _is_stateful(node))
+    nodes = [op.node_def] + [
+        node
         for definition in functions.called(op)
         for node in definition.node_def
+        # A function is called by its name: it is among the others.
+        if op.graph._get_function(node.op) is None
     ]
-    for node, is_stateful in nodes:
+    for node in nodes:
         kind = node.op
-        if kind == "Empty" and node.attr["init"].b:
-            # Zeros. Otherwise it has what memory happens to hold.
-            continue
-        if (draws_are and kind in _FALLBACK_DRAWS) or (
+        is_accepted = (draws_are and kind in _FALLBACK_DRAWS) or (
             python_is and kind in _PYTHON
-        ):
-            continue
-        is_known = (
-            kind.startswith((*_READS, *_ASSIGNMENTS, *_CHECKS))
-            or kind in functions.CONTROL_FLOW
         )
-        is_undeclared = kind == "Batch" or kind.startswith(_UNDECLARED)
-        # It names a variable, as `VarHandleOp` does, or holds a list.
-        is_undeclared |= _makes_handle(node)
-        if is_undeclared or (is_stateful and not is_known):
+        if not (
+            is_accepted
+            or kind.startswith((*_READS, *_ASSIGNMENTS, *_CHECKS))
+            or kind in functions.CONTROL_FLOW
+            or determined.is_determined(node)
+        ):
             raise Unproven("returns what its inputs do not determine")
-
-
-def _makes_handle(node):
-    """Whether an operation makes a handle of what is no handle."""
-    definition = op_def_registry.get(node.op)
-    is_passed = node.op == "Placeholder" or node.op in functions.CONTROL_FLOW
-    if definition is None or is_passed:
-        return False
-    made, given = (
-        {
-            kind
-            for argument in arguments
-            for kind in (
-                argument.type or node.attr[argument.type_attr].type,
-                *node.attr[argument.type_list_attr].list.type,
-            )
-        }
-        for arguments in (definition.output_arg, definition.input_arg)
-    )
-    resource, variant = (
-        dtype.as_datatype_enum for dtype in (tf.resource, tf.variant)
-    )
-    return (resource in made and not {resource, variant} & given) or (
-        # What an attribute holds.
-        variant in made and node.op in ("Const", "HostConst")
-    )
 
 
 def draws_with_public_seed(graph) -> list:
@@ -331,10 +281,17 @@ def draws_within(op) -> bool:
     )
 
 
-def _is_stateful(node):
+def _has_effect(node):
+    """Whether a node may write, read or tell more than its inputs."""
     definition = op_def_registry.get(node.op)
-    # Without one, it calls a function, whose own nodes are looked at as well.
-    return definition is not None and definition.is_stateful
+    if definition is None:
+        # It calls a function, whose own nodes are looked at as well.
+        return False
+    return definition.is_stateful or not (
+        node.op in functions.CONTROL_FLOW
+        or node.op.startswith(_READS)
+        or determined.is_determined(node)
+    )
 
 
 def only_reads(kind: str) -> bool:
@@ -378,7 +335,7 @@ def written_by(operations) -> set:
                 written.update(h.ref() for h in handles)
             continue
         if any(
-            _is_stateful(node)
+            _has_effect(node)
             and not _is_harmless(node.op)
             and node.op not in functions.CONTROL_FLOW
             for definition in functions.called(op)

@@ -222,6 +222,44 @@ def argument(placeholder):
     return call, k + is_branch
 
 
+def passed(handle):
+    """The handle that the caller of a function gave, or None."""
+    while True:
+        if handle.op.type == "Identity":
+            handle = handle.op.inputs[0]
+            continue
+        known = argument(handle)
+        if known is None:
+            return handle
+        call, k = known
+        if call.type in LOOPS:
+            # At a later step it might be another one.
+            inside = body(call, "body")
+            returned = inside.outputs[k]
+            while returned.op.type == "Identity":
+                returned = returned.op.inputs[0]
+            if returned is not inside.inputs[k]:
+                return None
+        handle = call.inputs[k]
+
+
+def origin(tensor):
+    """The tensor of the outermost graph, or eager one, that was captured."""
+    while not hasattr(tensor, "numpy"):
+        outer = next(
+            (
+                outer
+                for outer, inner in getattr(tensor.graph, "captures", [])
+                if inner is tensor
+            ),
+            None,
+        )
+        if outer is None:
+            break
+        tensor = outer
+    return tensor
+
+
 def require_fixed(op):
     """Checks that TensorFlow runs the function that an operation names.
 

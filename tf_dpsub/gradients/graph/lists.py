@@ -10,6 +10,7 @@ import tensorflow as tf
 from tensorflow.python.ops import handle_data_util
 
 from tf_dpsub.gradients.graph import functions
+from tf_dpsub.gradients.graph.constants import ConstantFolder
 from tf_dpsub.gradients.graph.states import PUBLIC, Unproven
 
 # Operations that put an element into a list, and which of their inputs it is.
@@ -70,8 +71,11 @@ def shape_of_elements(handle):
 
 def _made_for(op):
     """The shape that elements of a new list must have, as far as is known."""
-    shape = tf.get_static_value(op.inputs[0])
-    if shape is None or np.ndim(shape) != 1 or np.any(shape < 0):
+    try:
+        shape = ConstantFolder()(op.inputs[0])
+    except Unproven:
+        return tf.TensorShape(None)
+    if np.ndim(shape) != 1 or np.any(shape < 0):
         return tf.TensorShape(None)
     return tf.TensorShape(shape)
 

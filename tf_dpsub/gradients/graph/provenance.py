@@ -197,12 +197,14 @@ class Provenance:
             for key in keys
             for seed, (times, before, ways_before) in key.seeds
         )
-        return Key(
-            seeds,
+        is_whole = (
             made is not None
             and all(key.is_whole for key in keys)
-            and all(abs(n) <= draws.MOST_ADDED for _, (_, n, _) in seeds),
+            and all(abs(n) <= draws.MOST_ADDED for _, (_, n, _) in seeds)
         )
+        if draws.splits(op):
+            return draws.parts(op, seeds, is_whole)
+        return Key(seeds, is_whole)
 
     def _of_key_handle(self, op, states):
         """State of what an operation makes of the variable of a key."""
@@ -238,7 +240,8 @@ class Provenance:
         for name, tensor, state in zip(draws.names(op), op.inputs, states):
             if name in draws.SEEDS and isinstance(state, Key):
                 seeds |= state.seeds
-                is_own &= state.is_whole
+                # `draws.is_own_stream` looks where a counter is from.
+                is_own &= state.is_whole or name == "counter"
             elif name not in draws.SEEDS:
                 is_own &= state is PUBLIC and (
                     name == "shape" or self._alike.uniform(tensor)
@@ -463,15 +466,21 @@ class Provenance:
     def _placeholder_state(self, op):
         tensor = op.outputs[0]
         if tensor.dtype == tf.resource:
+            try:
+                shapes.require_held(tensor)
+            except Unproven as e:
+                return Mixed(f"Placeholder '{op.name}' {e}", False)
             return self._sources.state(tensor)
         outer = self._captured.get(tensor.ref())
         # An eager tensor existed before the batch did.
-        if outer is not None and (
+        is_array = tensor.dtype != tf.variant
+        if outer is not None and is_array and (
             hasattr(outer, "numpy") or outer.op.type == "Const"
         ):
             return PUBLIC
+        what = "a tensor" if is_array else "a list or a dataset"
         return Mixed(
-            f"Placeholder '{op.name}' is a tensor captured from outside", False
+            f"Placeholder '{op.name}' is {what} captured from outside", False
         )
 
     def _eager_value(self, tensor):

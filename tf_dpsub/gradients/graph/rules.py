@@ -135,18 +135,20 @@ class Application:
 
     def common(self):
         """The one state of all per-example inputs, of equal rank."""
-        for k in self.batched:
-            if self.states[k] != self.first:
-                raise MixesExamples("pairs the batch with another axis of it")
-        rank = self.op.inputs[self.batched[0]].shape.rank
+        self._require_one_state()
+        ranks = {self.op.inputs[k].shape.rank for k in self.batched}
+        if len(ranks) > 1 or None in ranks:
+            raise Unproven("pairs tensors of the batch that differ in rank")
+        (rank,) = ranks
         for k in self.public:
             if len(self.shape(k)) == rank:
                 self.alike(k, self.first)
         return self.first
 
     def leading(self):
-        """The common state, which must be along axis 0."""
-        state = self.common()
+        """The one state of all, of any rank, which must be along axis 0."""
+        self._require_one_state()
+        state = self.first
         if state.axis != 0:
             raise Unproven("has the batch on an axis other than 0")
         size = self.op.inputs[self.batched[0]].shape[0]
@@ -155,6 +157,10 @@ class Application:
             if shape and shape[0] == size:
                 self.alike(k, state)
         return state
+
+    def _require_one_state(self):
+        if any(self.states[k] != self.first for k in self.batched):
+            raise MixesExamples("pairs the batch with another axis of it")
 
 
 def apply_rule(application):
@@ -403,7 +409,15 @@ def einsum_terms(op):
 @_rule("Conv2D Conv3D DepthwiseConv2dNative")
 def _convolution(a):
     a.only(0, whole=(1,))
+    _require_no_dilations(a)
     return a.leading()
+
+
+def _require_no_dilations(a):
+    """Refuses those that TensorFlow's kernel for CPU takes no notice of."""
+    is_depthwise = a.op.type.startswith("Depthwise")
+    if is_depthwise and set(a.attr("dilations")) != {1}:
+        raise Unproven("has dilations: use `tf.nn.depthwise_conv2d`")
 
 
 @_rule("""
@@ -411,6 +425,7 @@ Conv2DBackpropInput Conv3DBackpropInputV2 DepthwiseConv2dNativeBackpropInput
 """)
 def _convolution_input_gradient(a):
     a.only(2, whole=(0, 1))
+    _require_no_dilations(a)
     return a.leading()
 
 
@@ -468,6 +483,10 @@ def _patches(a):
 
 @_rule("SparseSoftmaxCrossEntropyWithLogits SoftmaxCrossEntropyWithLogits")
 def _cross_entropy(a):
+    # Features without a batch axis would count as those of one example.
+    ranks = len(a.shape(0)), len(a.shape(1))
+    if ranks != (2, 1 if a.op.type.startswith("Sparse") else 2):
+        raise Unproven("takes other tensors than rows of logits and labels")
     return a.leading()
 
 
@@ -518,10 +537,8 @@ def _solve(a):
 
 @_rule("LookupTableFindV2")
 def _look_up(a):
-    # A key is one entry, or, in a table of vectors, all those of the last axis.
+    # A key is one entry: `shapes.require_inferred` refuses tables of vectors.
     a.only(1, whole=(2,))
-    if a.first.axis == len(a.shape(1)) - 1:
-        raise Unproven("may look up a key that is of several examples")
     # The default for missing keys is one value, or one for each key.
     if len(a.shape(2)) == a.op.outputs[0].shape.rank:
         a.alike(2, a.first)
@@ -571,7 +588,9 @@ def _gather(a):
     a.only(0, 1)
     if any(s.outer * s.inner > 1 for s in a.states[:2]):
         raise Unproven("may gather from other examples")
-    if a.common().axis >= batch_dims:
+    if a.states[0] != a.states[1]:
+        raise MixesExamples("pairs the batch with another axis of it")
+    if a.first.axis >= batch_dims:
         raise MixesExamples("gathers from other examples")
     return a.first
 

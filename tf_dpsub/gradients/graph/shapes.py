@@ -4,8 +4,9 @@
 it when the graph runs. Rules rest on shapes: so they are found again, for all
 operations but those whose shape TensorFlow always finds.
 
-A variable has the shape of its handle: TensorFlow assigns no other one, but by
-`tf.raw_ops`, which is seen in the graph, and not where it was called before.
+A variable has the shape of its handle when a graph is traced, and keeps it:
+TensorFlow assigns no other one, but by `tf.raw_ops`, which is seen in the graph,
+and not where it is called in between.
 """
 
 import itertools
@@ -42,6 +43,12 @@ _LOOKS_AT_SHAPES = "EnsureShape"
 # at it; at that of the list all look that put something in.
 _TAKE_ELEMENTS = {"TensorListGetItem": 0, "TensorListPopBack": 1}
 
+# They return as many images and channels as the gradient has, and are said to
+# return those of the second input.
+_RESIZES_BACK = frozenset(
+    {"ResizeBicubicGrad", "ResizeBilinearGrad", "ScaleAndTranslateGrad"}
+)
+
 _PROVED: weakref.WeakSet = weakref.WeakSet()
 
 
@@ -69,6 +76,8 @@ def require_inferred(op, constants):
             _require(op, op.outputs, _proved(body).outputs)
     elif op.type == "LookupTableFindV2":
         _require_shape(op, op.outputs[0].shape, _shape_looked_up(op))
+    elif op.type in _RESIZES_BACK:
+        _require_shape(op, op.outputs[0].shape, _shape_resized_back(op))
     elif op.type in _TAKE_ELEMENTS:
         _require(op, op.outputs, _again(op, constants))
         taken = op.outputs[_TAKE_ELEMENTS[op.type]]
@@ -82,6 +91,30 @@ def require_inferred(op, constants):
         or any(t.dtype == tf.resource for t in op.outputs)
     ):
         _require(op, op.outputs, _again(op, constants))
+
+
+def require_held(handle):
+    """Checks that a variable has the shape that its handle tells.
+
+    Args:
+        handle: `tf.Tensor` of the graph, which stands for the handle of a
+            variable, or of a table.
+
+    Raises:
+        Unproven: if it has another one.
+    """
+    outermost = functions.origin(handle)
+    (held, *_) = lists.shapes_held(handle)
+    if held.rank is None or not hasattr(outermost, "numpy"):
+        return
+    try:
+        with tf.init_scope():
+            found = tf.raw_ops.VariableShape(input=outermost).numpy().tolist()
+    except tf.errors.OpError:
+        # It has no value yet, or the handle is of something else.
+        return
+    if not _says_as_much(found, held):
+        raise Unproven(f"reads a variable of shape {found}, told to be {held}")
 
 
 def require_kept(graph):
@@ -124,10 +157,12 @@ def _is_open(tensor):
 
 
 def _may_tell_shapes(tensor):
+    # Of all that are not constants: `tf.get_static_value` tells other values of
+    # some than TensorFlow does.
     return (
         tensor.dtype.is_integer
         and (tensor.shape.rank is None or tensor.shape.rank <= _MOST_AXES)
-        and tf.get_static_value(tensor) is None
+        and tensor.op.type != "Const"
     )
 
 
@@ -157,17 +192,50 @@ def _require_shape(op, claimed, found):
         )
 
 
+def _shape_resized_back(op):
+    """Shape of the gradient of a resized image, at the image."""
+    gradient, image = (t.shape.with_rank(4) for t in op.inputs[:2])
+    return tf.TensorShape([gradient[0], *image[1:3], gradient[3]])
+
+
 def _shape_looked_up(op):
     """Shape of what is found in a table, which the table knows alone."""
-    _, keys, default = (tensor.shape for tensor in op.inputs)
-    if default.rank != 0 and default == keys:
+    handle, keys, default = op.inputs
+    if default.shape.rank != 0 and default.shape == keys.shape:
         raise Unproven("may have a default for each key, or vectors as values")
-    return keys if default.rank == 0 else keys.concatenate(default)
+    if not _has_scalar_keys(handle, keys.dtype, default):
+        raise Unproven("may have vectors as keys")
+    return keys.shape.concatenate(default.shape)
+
+
+def _has_scalar_keys(handle, dtype, default):
+    """Whether a table that exists outside of the graph takes scalars as keys.
+
+    No key at all is looked up: a table of vectors fails, because that is of
+    another shape. A table that is filled later has scalars.
+    """
+    passed = functions.passed(handle)
+    table = None if passed is None else functions.origin(passed)
+    if not hasattr(table, "numpy") or not default.shape.is_fully_defined():
+        return False
+    try:
+        with tf.init_scope():
+            tf.raw_ops.LookupTableFindV2(
+                table_handle=table,
+                keys=tf.zeros([0], dtype),
+                default_value=tf.zeros(default.shape, default.dtype),
+            )
+    except tf.errors.FailedPreconditionError:
+        return True
+    except tf.errors.InvalidArgumentError:
+        return False
+    return True
 
 
 def _says_as_much(found, claimed):
     if claimed.rank is None:
         return True
+    found = tf.TensorShape(found)
     if found.rank != claimed.rank:
         return False
     return all(b is None or a == b for a, b in zip(found, claimed))
@@ -208,7 +276,7 @@ def _again(op, constants):
 
 def _value(tensor, constants):
     """The value of a tensor that may tell a shape, or None."""
-    if tensor.dtype.is_integer and not _may_tell_shapes(tensor):
+    if tensor.dtype.is_integer and tensor.op.type == "Const":
         return tf.get_static_value(tensor)
     # As integers, or where `Range` starts and ends.
     if not tensor.dtype.is_integer and tensor.shape.rank != 0:

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dpsub.gradients.graph import rules, terms
-from tf_dpsub.gradients.graph.constants import static_shape
+from tf_dpsub.gradients.graph.constants import ConstantFolder, static_shape
 from tf_dpsub.gradients.graph.states import PerExample, Unproven
 from tf_dpsub.gradients.rows import (
     add_in_order,
@@ -632,8 +632,8 @@ def _on_own_slice(rows, axis, aligned, shape):
 
 def lookup(op, k, gradient, operand_state, gradient_state, batch_size):
     """Site of a table at input 0 of a GatherV2."""
-    axis = tf.get_static_value(op.inputs[2])
-    if op.get_attr("batch_dims") != 0 or axis is None or int(axis) != 0:
+    axis = int(ConstantFolder()(op.inputs[2]))
+    if op.get_attr("batch_dims") != 0 or axis != 0:
         raise Unproven("gathers along an axis other than 0")
     indices = batch_first(op.inputs[1], operand_state, batch_size)
     gradient = batch_first(gradient, gradient_state, batch_size)

@@ -3,7 +3,7 @@
 import tensorflow as tf
 from tensorflow.python.ops import handle_data_util
 
-from tf_dpsub.gradients.graph import effects, seeds
+from tf_dpsub.gradients.graph import effects, functions, seeds
 from tf_dpsub.gradients.graph.states import (
     PUBLIC,
     Key,
@@ -55,7 +55,7 @@ class Sources:
 
     def state(self, handle):
         """State of the handle of a variable, or of a table, in a graph."""
-        outermost = origin(handle)
+        outermost = functions.origin(handle)
         state, _ = self._kinds.get(id(outermost), (None, None))
         if state is not None:
             return state
@@ -150,23 +150,6 @@ def handles(variable) -> dict:
     variable = tf_variable(variable)
     copies = getattr(variable, "values", (variable,))
     return {id(copy.handle): copy.handle for copy in copies}
-
-
-def origin(tensor):
-    """The tensor of the outermost graph, or eager one, that was captured."""
-    while not hasattr(tensor, "numpy"):
-        outer = next(
-            (
-                outer
-                for outer, inner in getattr(tensor.graph, "captures", [])
-                if inner is tensor
-            ),
-            None,
-        )
-        if outer is None:
-            break
-        tensor = outer
-    return tensor
 
 
 def _described(handle):

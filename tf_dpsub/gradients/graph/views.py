@@ -4,7 +4,8 @@ import dataclasses
 
 import tensorflow as tf
 
-from tf_dpsub.gradients.graph.constants import static_shape
+from tf_dpsub.gradients.graph.constants import ConstantFolder, static_shape
+from tf_dpsub.gradients.graph.states import Unproven
 from tf_dpsub.gradients.rows import reshape
 
 _VIEWS = frozenset(
@@ -66,5 +67,7 @@ class View:
     @staticmethod
     def permutation(op):
         """The order of axes of a Transpose, list of int; None if not known."""
-        value = tf.get_static_value(op.inputs[1])
-        return None if value is None else [int(a) for a in value]
+        try:
+            return [int(a) for a in ConstantFolder()(op.inputs[1])]
+        except Unproven:
+            return None
