@@ -345,6 +345,13 @@ _OF_VALUES = {
     "DynamicPartition": lambda w: _set(
         tf.dynamic_partition(tf.range(1.0, 5.0) * w[0], [0] * BATCH, 1)[0], [1]
     ),
+    "CheckNumericsV2": lambda w: _set(
+        tf.raw_ops.CheckNumericsV2(tensor=_column(w), message=""), [1, 3]
+    ),
+    "ResizeBilinearGrad": lambda w: tf.raw_ops.ResizeBilinearGrad(
+        grads=tf.reshape(tf.range(1.0, 5.0), [BATCH, 1, 1, 1]),
+        original_image=tf.ones([1, 1, 1, 1]),
+    )[:, 0, 0, 0],
     "ParseTensor": lambda w: _set(_parsed(), [1, 3]),
     "RaggedTensorFromVariant": lambda w: _set(_unpacked(), [1, 3]),
     "a list's first": lambda w: _first(_list(_column(w)), [1, 3]),
@@ -511,6 +518,144 @@ def test_zeros_of_two_signs():
         return tf.reduce_sum(tf.tanh(x * w * signs), 1)
 
     with pytest.raises(gradients.Unproven, match="differs from place to place"):
+        _rows(loss_fn, np.ones((BATCH, 3), "float32"), w, "graph")
+
+
+def test_constants_that_are_truncated():
+    """Rounded, they would be the same."""
+    w = _weight()
+    numbers = np.full((BATCH, 1), 1.0078125, "float32")
+    numbers[1::2] = 1.006
+
+    def loss_fn(x):
+        truncated = tf.raw_ops.Cast(
+            x=tf.constant(numbers), DstT=tf.bfloat16, Truncate=True
+        )
+        return tf.reduce_sum(tf.tanh(x * w * tf.cast(truncated, x.dtype)), 1)
+
+    with pytest.raises(gradients.Unproven, match="differs from place to place"):
+        _rows(loss_fn, np.ones((BATCH, 3), "float32"), w, "graph")
+
+
+def test_constants_that_kernels_take_as_zero():
+    """Some kernels do, and others do not: they may differ where others agree."""
+    w = _weight()
+    numbers = np.ones((BATCH, 1), "float32")
+    numbers[1::2] = 1e-40
+
+    def loss_fn(x):
+        signs = tf.where(tf.constant(numbers) * 1.0 > 0.0, 1.0, 2.0)
+        return tf.reduce_sum(tf.tanh(x * w * signs), 1)
+
+    with pytest.raises(gradients.Unproven, match="differs from place to place"):
+        _rows(loss_fn, np.ones((BATCH, 3), "float32"), w, "graph")
+
+
+def test_logits_without_an_axis_of_the_batch():
+    """TensorFlow takes the examples as the classes of one."""
+    w = _weight()
+
+    def loss_fn(x):
+        loss, _ = tf.raw_ops.SoftmaxCrossEntropyWithLogits(
+            features=tf.reduce_sum(x * w, 1), labels=tf.ones([BATCH, BATCH])
+        )
+        return loss
+
+    with pytest.raises(
+        (gradients.Unproven, gradients.MixesExamples), match="rows of logits"
+    ):
+        _rows(loss_fn, np.ones((BATCH, 3), "float32"), w, "graph")
+
+
+def test_a_table_whose_keys_are_vectors():
+    """All examples together are one key."""
+    w = _weight()
+    table = tf.lookup.experimental.DenseHashTable(
+        tf.int64,
+        tf.float32,
+        default_value=tf.ones([]),
+        empty_key=tf.constant([-1] * BATCH, tf.int64),
+        deleted_key=tf.constant([-2] * BATCH, tf.int64),
+    )
+    handle = table.resource_handle
+
+    def loss_fn(x):
+        found = tf.raw_ops.LookupTableFindV2(
+            table_handle=handle,
+            keys=tf.cast(x[:, 0], tf.int64),
+            default_value=tf.ones([]),
+        )
+        return tf.reduce_sum(x * w, 1) * tf.reshape(found, [])
+
+    with pytest.raises(gradients.Unproven, match="vectors as keys"):
+        _rows(loss_fn, np.ones((BATCH, 3), "float32"), w, "graph")
+
+
+def test_a_table_whose_keys_are_scalars_is_read():
+    w = _weight()
+    table = tf.lookup.StaticHashTable(
+        tf.lookup.KeyValueTensorInitializer(
+            tf.constant([1, 2], tf.int64), tf.constant([5.0, 7.0])
+        ),
+        default_value=1.0,
+    )
+
+    def loss_fn(x):
+        found = table.lookup(tf.cast(x[:, 0], tf.int64))
+        return tf.reduce_sum(x * w, 1) * found
+
+    x = np.tile(np.array([[1], [2], [3], [1]], "float32"), 3)
+    rows = _rows(loss_fn, x, w, "graph")
+    np.testing.assert_array_equal(rows[:, 0], [5.0, 14.0, 3.0, 5.0])
+
+
+def test_the_number_of_an_algorithm_as_a_key():
+    """Anybody can draw the same numbers."""
+    w = _weight()
+    seed = tf.Variable([1, 2])
+
+    def loss_fn(x):
+        made = tf.raw_ops.StatelessRandomGetKeyCounterAlg(seed=seed)
+        numbers = tf.random.stateless_uniform([BATCH], [made.alg, made.alg])
+        return tf.reduce_sum(x * w, 1) * numbers
+
+    with pytest.raises(gradients.Unproven):
+        _rows(loss_fn, np.ones((BATCH, 3), "float32"), w, "graph")
+
+
+@pytest.mark.parametrize("implementation", ["graph", "map_fn"])
+def test_a_dataset_that_was_captured(implementation):
+    """It may read a state, or files, whenever it is asked."""
+    w = _weight()
+    dataset = tf.data.Dataset.range(3)._variant_tensor
+
+    def loss_fn(x):
+        (element,) = tf.raw_ops.GetElementAtIndex(
+            dataset=dataset,
+            index=tf.constant(1, tf.int64),
+            output_types=[tf.int64],
+            output_shapes=[tf.TensorShape([])],
+        )
+        return tf.reduce_sum(x * w, 1) * tf.cast(element, x.dtype)
+
+    with pytest.raises(
+        gradients.Unproven, match="captured from outside|effect"
+    ):
+        _rows(loss_fn, np.ones((BATCH, 3), "float32"), w, implementation)
+
+
+def test_a_variable_whose_handle_tells_another_shape():
+    w = _weight()
+    rows = tf.Variable(np.arange(3.0 * BATCH, dtype="float32").reshape(-1, 3))
+    rows.handle._handle_data = handle_data_util.create_handle_data(
+        tf.TensorShape([1, 3]), tf.float32
+    )
+
+    def loss_fn(x):
+        read = tf.raw_ops.ReadVariableOp(resource=rows.handle, dtype=x.dtype)
+        return tf.reduce_sum(x * w * read, 1)
+
+    with pytest.raises(gradients.Unproven, match="told to be"):
         _rows(loss_fn, np.ones((BATCH, 3), "float32"), w, "graph")
 
 
@@ -883,7 +1028,11 @@ def _print(state, numbers):
     tf.print(numbers)
 
 
-@pytest.mark.parametrize("tell", [_keep, _write_file, _stage, _print])
+def _fail(state, numbers):
+    tf.raw_ops.Assert(condition=tf.ones([], "bool"), data=[numbers])
+
+
+@pytest.mark.parametrize("tell", [_keep, _write_file, _stage, _print, _fail])
 @pytest.mark.parametrize("is_key", [True, False])
 @pytest.mark.parametrize("implementation", ["graph", "map_fn"])
 def test_a_function_tells_secrets_of_a_step(tell, is_key, implementation):

@@ -172,6 +172,18 @@ def test_a_walk_that_differs_from_the_gradient_is_not_used(monkeypatch, caplog):
     assert "self-check" in caplog.text
 
 
+def test_a_walk_whose_norms_are_wrong_is_not_used(monkeypatch, caplog):
+    """Sums of rows that are right would be clipped wrongly."""
+    from tf_dpsub.gradients.graph import sites
+
+    right = sites.OuterProducts.sq_norms
+    monkeypatch.setattr(
+        sites.OuterProducts, "sq_norms", lambda self: 0.9 * right(self)
+    )
+    assert _select(_model((3,), L.Dense(2)), (3,)) == "vectorized_map"
+    assert "self-check" in caplog.text
+
+
 def test_the_check_of_two_inputs_gives_them_different_ones():
     """The difference of equal inputs would have no gradient to compare."""
     tower = _model((3,), L.Dense(2))

@@ -28,8 +28,8 @@ _ELEMENTWISE = frozenset(
     PopulationCount Pow PreventGradient RandomGammaGrad Real RealDiv Reciprocal
     ReciprocalGrad Relu Relu6 Relu6Grad ReluGrad RightShift Rint Round Rsqrt
     RsqrtGrad Select SelectV2 Selu SeluGrad Sigmoid SigmoidGrad Sign Sin Sinh
-    Snapshot Softplus SoftplusGrad Softsign SoftsignGrad Spence Sqrt SqrtGrad Square
-    SquaredDifference StopGradient Sub Tan Tanh TanhGrad TruncateDiv
+    Snapshot Softplus SoftplusGrad Softsign SoftsignGrad Spence Sqrt SqrtGrad
+    Square SquaredDifference StopGradient Sub Tan Tanh TanhGrad TruncateDiv
     TruncateMod Xdivy Xlog1py Xlogy ZerosLike Zeta
     """.split()
 )

@@ -116,9 +116,7 @@ def parts(op, seeds, is_whole) -> list:
         is_whole: bool, whether its input is as secret as the keys are.
     """
     states = {"key": Key(seeds, is_whole), "counter": Key(seeds, False)}
-    return [
-        states.get(output.name, PUBLIC) for output in op.op_def.output_arg
-    ]
+    return [states.get(output.name, PUBLIC) for output in op.op_def.output_arg]
 
 
 def is_own_stream(op) -> bool:

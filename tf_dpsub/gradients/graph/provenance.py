@@ -474,8 +474,10 @@ class Provenance:
         outer = self._captured.get(tensor.ref())
         # An eager tensor existed before the batch did.
         is_array = tensor.dtype != tf.variant
-        if outer is not None and is_array and (
-            hasattr(outer, "numpy") or outer.op.type == "Const"
+        if (
+            outer is not None
+            and is_array
+            and (hasattr(outer, "numpy") or outer.op.type == "Const")
         ):
             return PUBLIC
         what = "a tensor" if is_array else "a list or a dataset"

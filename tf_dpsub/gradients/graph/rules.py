@@ -409,15 +409,7 @@ def einsum_terms(op):
 @_rule("Conv2D Conv3D DepthwiseConv2dNative")
 def _convolution(a):
     a.only(0, whole=(1,))
-    _require_no_dilations(a)
     return a.leading()
-
-
-def _require_no_dilations(a):
-    """Refuses those that TensorFlow's kernel for CPU takes no notice of."""
-    is_depthwise = a.op.type.startswith("Depthwise")
-    if is_depthwise and set(a.attr("dilations")) != {1}:
-        raise Unproven("has dilations: use `tf.nn.depthwise_conv2d`")
 
 
 @_rule("""
@@ -425,7 +417,6 @@ Conv2DBackpropInput Conv3DBackpropInputV2 DepthwiseConv2dNativeBackpropInput
 """)
 def _convolution_input_gradient(a):
     a.only(2, whole=(0, 1))
-    _require_no_dilations(a)
     return a.leading()
 
 

@@ -5,8 +5,8 @@ it when the graph runs. Rules rest on shapes: so they are found again, for all
 operations but those whose shape TensorFlow always finds.
 
 A variable has the shape of its handle when a graph is traced, and keeps it:
-TensorFlow assigns no other one, but by `tf.raw_ops`, which is seen in the graph,
-and not where it is called in between.
+TensorFlow assigns no other one, but by `tf.raw_ops`, which is seen in the
+graph, and not where it is called in between.
 """
 
 import itertools
