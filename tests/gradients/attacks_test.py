@@ -538,7 +538,7 @@ def test_constants_that_are_truncated():
 
 
 def test_constants_that_kernels_take_as_zero():
-    """Some kernels do, and others do not: they may differ where others agree."""
+    """Some kernels do, others do not: they may differ where others agree."""
     w = _weight()
     numbers = np.ones((BATCH, 1), "float32")
     numbers[1::2] = 1e-40
