@@ -113,3 +113,21 @@ def test_dilations_that_a_kernel_takes_no_notice_of(is_of_batch):
         gradients.Unproven, match="an effect of its own|do not determine"
     ):
         _rows(loss_fn)
+
+
+@pytest.mark.parametrize("kind", ["Cholesky", "Svd", "SelfAdjointEigV2"])
+def test_what_is_computed_beside_the_loss(kind):
+    """It enters no row, and writes nothing."""
+    beside = []
+
+    def loss_fn(x, w):
+        scale = tf.reduce_sum(tf.abs(x)) + tf.eye(2)
+        kinds = {
+            "Cholesky": lambda: tf.linalg.cholesky(scale),
+            "Svd": lambda: tf.linalg.svd(scale, compute_uv=False),
+            "SelfAdjointEigV2": lambda: tf.linalg.eigvalsh(scale),
+        }
+        beside.append(kinds[kind]())
+        return tf.reduce_sum(x * w, 1)
+
+    np.testing.assert_array_equal(_rows(loss_fn), np.ones([BATCH, 3]))

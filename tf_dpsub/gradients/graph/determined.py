@@ -188,3 +188,14 @@ def is_determined(node) -> bool:
             tf.variant.as_datatype_enum,
         )
     return node.op in _DETERMINED
+
+
+def writes_nothing(node) -> bool:
+    """Returns whether a node is known to have no effect but its outputs.
+
+    Args:
+        node: `NodeDef` of an operation of TensorFlow.
+    """
+    if node.op == "Cholesky" or node.op in _WITH_VECTORS:
+        return True
+    return is_determined(node)

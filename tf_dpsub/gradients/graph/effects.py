@@ -290,7 +290,7 @@ def _has_effect(node):
     return definition.is_stateful or not (
         node.op in functions.CONTROL_FLOW
         or node.op.startswith(_READS)
-        or determined.is_determined(node)
+        or determined.writes_nothing(node)
     )
 
 
