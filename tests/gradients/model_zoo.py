@@ -382,7 +382,7 @@ def conv1d_causal():
     )
 
 
-@zoo()
+@zoo(fallback="map_fn")
 def conv1d_grouped():
     return _series(layers.Conv1D(6, 3, groups=2))
 
@@ -423,7 +423,7 @@ def conv2d_dilated():
     )
 
 
-@zoo()
+@zoo(fallback="map_fn")
 def conv2d_grouped():
     return _images(layers.Conv2D(6, 3, groups=2))
 

@@ -7,6 +7,7 @@ from absl import logging
 from keras.src import backend
 
 from tf_dpsub.gradients.graph import draws, effects, sources
+from tf_dpsub.gradients.graph.constants import ConstantFolder
 from tf_dpsub.gradients.graph.states import Key, Unproven
 from tf_dpsub.gradients.per_example import (
     ROUNDING_MARGIN,
@@ -260,8 +261,9 @@ def require_no_effect(row_of: Callable, inputs, may_read):
             lambda t: t.ref() in keys,
             allow_python=True,
         )
+        constants = ConstantFolder()
         for op in graph.get_operations():
-            if op.outputs:
+            if op.outputs and not constants.stitches_all(op):
                 _require_known(op)
         writes.append(bool(effects.written_resources(graph)))
         return outputs

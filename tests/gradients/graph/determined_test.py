@@ -52,6 +52,10 @@ def _remapped():
     )
 
 
+def _stitched(indices):
+    return tf.dynamic_stitch([indices], [tf.ones(len(indices))])
+
+
 def _made_in(kind):
     """Numbers that a function makes."""
 
@@ -69,6 +73,7 @@ _UNDETERMINED = {
     "SelfAdjointEigV2": lambda: (
         tf.raw_ops.SelfAdjointEigV2(input=tf.eye(2), compute_v=False).v
     ),
+    "DynamicStitch": lambda: _stitched([0, 2]),
     "Empty": lambda: tf.raw_ops.Empty(shape=[1], dtype=tf.float32)[0],
     "ApproxTopK": lambda: tf.raw_ops.ApproxTopK(
         input=tf.range(3.0), k=2
@@ -131,3 +136,12 @@ def test_what_is_computed_beside_the_loss(kind):
         return tf.reduce_sum(x * w, 1)
 
     np.testing.assert_array_equal(_rows(loss_fn), np.ones([BATCH, 3]))
+
+
+@pytest.mark.parametrize("implementation", ["graph", "map_fn"])
+def test_a_stitch_without_gaps(implementation):
+    def loss_fn(x, w):
+        return tf.reduce_sum(x * w, -1) * tf.reduce_sum(_stitched([1, 0]))
+
+    rows = _rows(loss_fn, implementation)
+    np.testing.assert_array_equal(rows, np.full([BATCH, 3], 2.0))

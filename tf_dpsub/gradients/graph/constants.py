@@ -105,6 +105,22 @@ class ConstantFolder:
                     pass
         return None
 
+    def stitches_all(self, op) -> bool:
+        """Whether an operation is a `DynamicStitch` that leaves no gap.
+
+        Its kernel leaves a gap as memory happens to be.
+        """
+        if op.type != "DynamicStitch":
+            return False
+        try:
+            indices = [
+                np.ravel(self(i)) for i in op.inputs[: len(op.inputs) // 2]
+            ]
+        except Unproven:
+            return False
+        filled = np.unique(np.concatenate(indices))
+        return np.array_equal(filled, np.arange(filled.size))
+
     def _fold(self, tensor):
         op = tensor.op
         dtype = tensor.dtype.as_numpy_dtype
@@ -116,7 +132,8 @@ class ConstantFolder:
             return np.array(np.prod(static_shape(op.inputs[0])), dtype)
         if op.type == "Rank" and op.inputs[0].shape.rank is not None:
             return np.array(op.inputs[0].shape.rank, dtype)
-        if not op.inputs or not determined.is_determined(op.node_def):
+        is_known = determined.is_determined(op.node_def)
+        if not op.inputs or not (is_known or self.stitches_all(op)):
             raise Unproven(
                 f"depends on {op.type} '{op.name}', which is not a constant"
             )

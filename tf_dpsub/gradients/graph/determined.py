@@ -6,7 +6,8 @@ where that counts. Not on it are operations
 - that read files, memory, Python's variables or other calls, or write to them,
   among them those for debugging, though TensorFlow declares them stateless;
 - whose kernels leave parts of an output as memory happens to be: `Cholesky` of
-  a matrix that is not positive definite, decompositions without vectors;
+  a matrix that is not positive definite, decompositions without vectors,
+  `DynamicStitch` with gaps;
 - whose outputs may be missing, as those of TensorFlow 1's control flow are;
 - to which TensorFlow gives a static shape that their kernels do not return.
 """
@@ -164,6 +165,8 @@ _WITH_VECTORS = {
     "SelfAdjointEigV2": "compute_v",
     "Svd": "compute_uv",
 }
+# They write nothing but outputs, though not always all of these.
+_UNDETERMINED = frozenset({"Cholesky", "DynamicStitch", *_WITH_VECTORS})
 
 
 def is_determined(node) -> bool:
@@ -196,6 +199,4 @@ def writes_nothing(node) -> bool:
     Args:
         node: `NodeDef` of an operation of TensorFlow.
     """
-    if node.op == "Cholesky" or node.op in _WITH_VECTORS:
-        return True
-    return is_determined(node)
+    return node.op in _UNDETERMINED or is_determined(node)

@@ -181,12 +181,16 @@ class Provenance:
             return self._drawn(op, states)
         if drawn:
             return self._of_drawn(op, states)
-        effects.require_known(op)
+        self._require_known(op)
         if not keys:
             return PUBLIC
         if any(key.is_handle for key in keys):
             return self._of_key_handle(op, states)
         return self._of_keys(op, keys)
+
+    def _require_known(self, op):
+        if not self._constants.stitches_all(op):
+            effects.require_known(op)
 
     def _of_keys(self, op, keys):
         """State of what an operation makes of keys and public values."""
@@ -282,7 +286,7 @@ class Provenance:
             return self._resolve(op, states)
         except Unproven:
             self._share(states)
-            effects.require_known(op)
+            self._require_known(op)
             return PUBLIC
 
     def _share(self, states):
