@@ -145,3 +145,40 @@ def test_a_stitch_without_gaps(implementation):
 
     rows = _rows(loss_fn, implementation)
     np.testing.assert_array_equal(rows, np.full([BATCH, 3], 2.0))
+
+
+def _one_of_two(x, w):
+    return tf.cond(
+        x[0, 0] > 0.0,
+        lambda: tf.reduce_sum(tf.square(tf.tanh(x * w))),
+        lambda: tf.reduce_sum(tf.exp(x * w)),
+    )
+
+
+def _one_of_many(x, w):
+    branches = [lambda: tf.reduce_sum(tf.square(x * w)), lambda: 0.0]
+    return tf.switch_case(tf.cast(x[0, 0] < 0.0, tf.int32), branches)
+
+
+@pytest.mark.parametrize(
+    "loss_fn, expected",
+    [
+        (_one_of_two, 2 * np.tanh(1) * (1 - np.tanh(1) ** 2)),
+        (_one_of_many, 2.0),
+    ],
+)
+@pytest.mark.parametrize("implementation", ["vectorized_map", "map_fn"])
+def test_branches_one_example_at_a_time(loss_fn, expected, implementation):
+    """Their gradients pass on what was computed in one branch alone."""
+    rows = _rows(loss_fn, implementation)
+    np.testing.assert_allclose(rows, np.full([BATCH, 3], expected), rtol=1e-6)
+
+
+def test_the_gradient_of_a_pooling_that_tells_places():
+    def loss_fn(x, w):
+        images = tf.reshape(tf.tanh(x * w), [1, 1, 3, 1])
+        pooled, _ = tf.nn.max_pool_with_argmax(images, [1, 3], [1, 3], "VALID")
+        return tf.reduce_sum(pooled)
+
+    rows = _rows(loss_fn, "map_fn")
+    np.testing.assert_allclose(rows.sum(1), [1 - np.tanh(1) ** 2] * 4, 1e-6)

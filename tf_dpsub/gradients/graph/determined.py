@@ -85,10 +85,10 @@ _LAYERS = frozenset(
     FusedBatchNorm FusedBatchNormGrad FusedBatchNormGradV2 FusedBatchNormGradV3
     FusedBatchNormV2 FusedBatchNormV3 LRN LRNGrad LogSoftmax MaxPool MaxPool3D
     MaxPool3DGrad MaxPool3DGradGrad MaxPoolGrad MaxPoolGradGrad
-    MaxPoolGradGradV2 MaxPoolGradV2 MaxPoolV2 MaxPoolWithArgmax
-    QuantizeAndDequantizeV2 QuantizeAndDequantizeV3 QuantizeAndDequantizeV4
-    QuantizeAndDequantizeV4Grad Softmax SoftmaxCrossEntropyWithLogits
-    SparseSoftmaxCrossEntropyWithLogits
+    MaxPoolGradGradV2 MaxPoolGradV2 MaxPoolGradWithArgmax MaxPoolV2
+    MaxPoolWithArgmax QuantizeAndDequantizeV2 QuantizeAndDequantizeV3
+    QuantizeAndDequantizeV4 QuantizeAndDequantizeV4Grad Softmax
+    SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits
     """.split()
 )
 _IMAGES_AND_SIGNALS = frozenset(
@@ -122,16 +122,17 @@ _SPARSE_AND_RAGGED = frozenset(
     RaggedFillEmptyRows RaggedFillEmptyRowsGrad RaggedGather RaggedRange
     RaggedTensorFromVariant RaggedTensorToSparse RaggedTensorToTensor
     RaggedTensorToVariant RaggedTensorToVariantGradient SetSize SparseAdd
-    SparseAddGrad SparseBincount SparseConcat SparseCross
-    SparseDenseCwiseAdd
+    SparseAddGrad SparseBincount SparseConcat SparseCross SparseDenseCwiseAdd
     SparseDenseCwiseDiv SparseDenseCwiseMul SparseFillEmptyRows
     SparseFillEmptyRowsGrad SparseReduceMax SparseReduceSum SparseReorder
     SparseReshape SparseSegmentMean SparseSegmentMeanGrad
-    SparseSegmentMeanWithNumSegments SparseSegmentSqrtN SparseSegmentSqrtNGrad
+    SparseSegmentMeanGradV2 SparseSegmentMeanWithNumSegments SparseSegmentSqrtN
+    SparseSegmentSqrtNGrad SparseSegmentSqrtNGradV2
     SparseSegmentSqrtNWithNumSegments SparseSegmentSum SparseSegmentSumGrad
-    SparseSegmentSumWithNumSegments SparseSlice SparseSliceGrad SparseSoftmax
-    SparseSparseMaximum SparseSparseMinimum SparseSplit SparseTensorDenseAdd
-    SparseTensorDenseMatMul SparseToDense SparseToSparseSetOperation
+    SparseSegmentSumGradV2 SparseSegmentSumWithNumSegments SparseSlice
+    SparseSliceGrad SparseSoftmax SparseSparseMaximum SparseSparseMinimum
+    SparseSplit SparseTensorDenseAdd SparseTensorDenseMatMul SparseToDense
+    SparseToSparseSetOperation
     """.split()
 )
 _LISTS = frozenset(
@@ -143,6 +144,15 @@ _LISTS = frozenset(
     TensorListScatter TensorListScatterIntoExistingList TensorListScatterV2
     TensorListSetItem TensorListSplit TensorListStack
     """.split()
+)
+# Gradients of branches pass on what only one of them has computed.
+_OPTIONALS = frozenset(
+    {
+        "OptionalFromValue",
+        "OptionalGetValue",
+        "OptionalHasValue",
+        "OptionalNone",
+    }
 )
 # What stands for an argument is looked at where it is given, and functions are,
 # operation by operation, where they are named.
@@ -157,6 +167,7 @@ _DETERMINED = (
     | _TEXT
     | _SPARSE_AND_RAGGED
     | _LISTS
+    | _OPTIONALS
     | _LOOKED_AT_ELSEWHERE
 )
 # Without vectors their kernels leave outputs as memory is.
