@@ -401,8 +401,9 @@ class TestRunningSums:
                 np.concatenate(parts_of(method, optimizer.released_sums(sums)))
             )
         error = np.linalg.norm(releases[1] - releases[0])
-        # Roundings of 16 rows of 32 residual clips.
-        assert error < 16 * 32 * 0.2 * 2.0**-22
+        # Roundings of 16 rows of 32 residual clips. How many numbers are added
+        # at once depends on the processor.
+        assert error < 16 * 32 * 0.2 * 2.0**-21
 
 
 def layer_steps(methods, model, dtype, clip):

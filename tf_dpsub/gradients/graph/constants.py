@@ -9,6 +9,8 @@ from tensorflow.python.eager import context, execute
 from tf_dpsub.gradients.graph import determined
 from tf_dpsub.gradients.graph.states import Unproven
 
+# Their numbers follow from constant keys.
+_DRAWS = ("StatelessRandom", "StatelessTruncated")
 # NumPy is faster than running each operation. Of integers and booleans alone:
 # kernels take the smallest floating-point numbers as zero, NumPy does not.
 _ARITHMETIC = {
@@ -132,7 +134,9 @@ class ConstantFolder:
             return np.array(np.prod(static_shape(op.inputs[0])), dtype)
         if op.type == "Rank" and op.inputs[0].shape.rank is not None:
             return np.array(op.inputs[0].shape.rank, dtype)
-        is_known = determined.is_determined(op.node_def)
+        is_known = determined.is_determined(op.node_def) or op.type.startswith(
+            _DRAWS
+        )
         if not op.inputs or not (is_known or self.stitches_all(op)):
             raise Unproven(
                 f"depends on {op.type} '{op.name}', which is not a constant"
