@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging.handlers
+import types
 
 import keras
 import numpy as np
@@ -10,7 +11,7 @@ import tensorflow as tf
 
 import tf_dpsub
 from tf_dpsub import gradients
-from tf_dpsub.gradients import selection
+from tf_dpsub.gradients import selection, zero_terms
 
 L = keras.layers
 
@@ -184,6 +185,31 @@ def test_a_walk_whose_norms_are_wrong_is_not_used(monkeypatch, caplog):
     assert "self-check" in caplog.text
 
 
+@pytest.mark.parametrize(
+    "compute_dtype, chosen",
+    [("bfloat16", "graph"), ("float32", "vectorized_map")],
+)
+def test_sums_that_a_processor_rounds_are_not_compared(
+    monkeypatch, compute_dtype, chosen
+):
+    """Without oneDNN, convolutions sum an ordinary gradient in bfloat16."""
+    original = zero_terms.gradients
+
+    def rounded(total, variables, terms):
+        (weighted, _) = total.op.inputs
+        summed = tf.math.count_nonzero(weighted, dtype=tf.float32)
+        return [
+            (1.0 - 0.02 * summed) * tf.convert_to_tensor(gradient)
+            for gradient in original(total, variables, terms)
+        ]
+
+    monkeypatch.setattr(
+        selection, "zero_terms", types.SimpleNamespace(gradients=rounded)
+    )
+    model = _model((3,), L.Dense(2))
+    assert _select(model, (3,), compute_dtype=compute_dtype) == chosen
+
+
 def test_the_check_of_two_inputs_gives_them_different_ones():
     """The difference of equal inputs would have no gradient to compare."""
     tower = _model((3,), L.Dense(2))
@@ -338,7 +364,7 @@ class TestAGraphThatPassedBefore:
 
     def test_one_whose_walk_is_wrong(self, monkeypatch):
         with monkeypatch.context() as patch:
-            patch.setitem(selection._TOLERANCE, "float32", -1.0)
+            patch.setattr(selection, "_TOLERANCE", -1.0)
             with pytest.raises(AssertionError):
                 self.traces(L.Dense(2))
         assert self.traces(L.Dense(2)) == 1

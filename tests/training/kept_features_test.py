@@ -556,7 +556,7 @@ class TestViews:
         [
             ("draws", "secret random numbers"),
             ("reads", "no weight of the model"),
-            ("stores", "MapSize"),
+            ("stores", "MapStage"),
         ],
     )
     def test_what_cannot_be_kept_is_left_to_the_step(self, data, kind, message):

@@ -15,8 +15,8 @@ from tf_dpsub.gradients.per_example import tf_variable
 from tf_dpsub.gradients.tracing import trace
 
 # Relative error of the self-check, by the precision of the model's products.
-_TOLERANCE = {"float32": 1e-3, "float64": 1e-3}
-_LOW_PRECISION_TOLERANCE = 5e-2
+_PRECISE = ("float32", "float64")
+_TOLERANCE, _LOW_PRECISION_TOLERANCE = 1e-3, 5e-2
 # Fingerprints of graphs whose walk agreed with the ordinary gradient in this
 # process, and how they use their seeds.
 _CHECKED: dict[bytes | None, dict] = {}
@@ -85,8 +85,11 @@ def select_implementation(
             )
             return "graph"
         try:
-            error = _self_check(loss_fn, inputs, variables, states, may_read)
-            tolerance = _TOLERANCE.get(compute_dtype, _LOW_PRECISION_TOLERANCE)
+            is_precise = compute_dtype in _PRECISE
+            error = _self_check(
+                loss_fn, inputs, variables, states, may_read, is_precise
+            )
+            tolerance = _TOLERANCE if is_precise else _LOW_PRECISION_TOLERANCE
             if error <= tolerance:
                 logging.info(
                     "Per-example gradients of %s: graph walk, proved; differs "
@@ -273,13 +276,14 @@ def _name(handle):
     return ", ".join(sorted({op.name for op in handle.consumers()}))
 
 
-def _self_check(loss_fn, inputs, variables, states, may_read):
+def _self_check(loss_fn, inputs, variables, states, may_read, is_precise):
     """Relative error of the walk, on synthetic inputs.
 
     It is that of a weighted sum of rows, or of the norm of the longest of them,
-    whichever is larger. The rows and the ordinary gradient share a forward
-    pass, and are computed one after the other, so that there is not more in
-    memory than a step needs.
+    whichever is larger. In low precision, single rows take the place of the
+    sum: some processors round an ordinary gradient after each addition. The
+    rows and the ordinary gradient share a forward pass, and are computed one
+    after the other, so that there is not more in memory than a step needs.
     """
     tf_variables = [tf_variable(v) for v in variables]
 
@@ -327,8 +331,12 @@ def _self_check(loss_fn, inputs, variables, states, may_read):
         norm_of = tf.linalg.global_norm
         return norm_of(difference), norm_of(ordinary) + 1e-30, norms
 
-    difference, expected, norms = compute(uniform)
-    errors = [difference / expected]
+    examples = [0, batch_size // 2, batch_size - 1]
+    alone = [tf.one_hot(k, batch_size) for k in dict.fromkeys(examples)]
+    errors = []
+    for weights in [uniform] if is_precise else alone:
+        difference, expected, norms = compute(weights)
+        errors.append(difference / expected)
     longest = tf.one_hot(tf.argmax(norms), batch_size)
     difference, expected, norms = compute(longest)
     norm = tf.reduce_sum(longest * norms)

@@ -1,5 +1,6 @@
-"""Traces that are thrown away: to learn of a function without running it."""
+"""Traces of functions: those thrown away, and those that many calls share."""
 
+import functools
 from collections.abc import Callable
 
 import tensorflow as tf
@@ -32,3 +33,33 @@ def trace(function: Callable, inputs):
         first_replica if over_replicas else function, autograph=False
     )
     return traced.get_concrete_function(specs)
+
+
+def traced_by_shape(function: Callable):
+    """A function that is traced once in a process for tensors of some shapes.
+
+    To build many operations again for each of many layers takes most of the
+    time before the first step; a call of what was traced is one.
+
+    Args:
+        function: callable of tensors of static shapes, of which alone its
+            outputs depend.
+
+    Returns:
+        Callable of the same.
+    """
+
+    @functools.lru_cache(maxsize=1024)
+    def traced(*specs):
+        with tf.init_scope():
+            return tf.function(function, autograph=False).get_concrete_function(
+                *specs
+            )
+
+    @functools.wraps(function)
+    def call(*tensors):
+        return traced(*(tf.TensorSpec(t.shape, t.dtype) for t in tensors))(
+            *tensors
+        )
+
+    return call

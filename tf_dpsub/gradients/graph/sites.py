@@ -28,6 +28,7 @@ from tf_dpsub.gradients.rows import (
     scale_rows,
     sum_squares,
 )
+from tf_dpsub.gradients.tracing import traced_by_shape
 
 # Rows of at most this many floats are kept: the weighted sum reuses them.
 KEPT_ROWS = 2**22
@@ -100,15 +101,15 @@ class Site(abc.ABC):
         self.batch_size = factors[0].shape[0]
         self._computed: dict = {}
 
-    def _once(self, function, *args):
+    def _once(self, function):
         """What a function of the factors returns, built once in each graph.
 
         A tensor of a branch or a loop cannot be used outside of it.
         """
         graph = tf.compat.v1.get_default_graph()
-        key = function, args, graph, *(f.ref() for f in self.factors)
+        key = function, graph, *(f.ref() for f in self.factors)
         if key not in self._computed:
-            self._computed[key] = function(*args)
+            self._computed[key] = function()
         return self._computed[key]
 
     def factored(self, inputs: int):
@@ -233,7 +234,7 @@ class OuterProducts(Site):
         """
         if self.terms > 1 and not self._prefers_gram:
             if self.batch_size * size(self.shape) <= KEPT_ROWS:
-                products = tf.cast(self._products(*self.factors), tf.float32)
+                products = tf.cast(_products(*self.factors), tf.float32)
                 products = reshape(products, [self.batch_size, *self._parts])
                 return Stored(self.weight, products, self._order)
         self.factors = [tf.cast(f, tf.float32) for f in self.factors]
@@ -265,52 +266,23 @@ class OuterProducts(Site):
         return self.terms * (self.left_size + self.right_size) < by_rows
 
     def sq_magnitudes(self):
-        left, right = (tf.reduce_sum(s, 1) for s in self._sq_sizes())
-        return left * right
-
-    def _sq_sizes(self):
-        """Squared norms of both factors, `[batch, groups]`, never too low.
-
-        An underflowing square must not hide a factor from the other one.
-        """
-        return self._once(self._compute_sq_sizes)
-
-    def _compute_sq_sizes(self):
-        if self.terms > 1 and self._prefers_gram:
-            squares = [
-                tf.linalg.trace(self._products_of_terms(k)) for k in (0, 1)
-            ]
-        else:
-            squares = [
-                tf.reduce_sum(tf.square(f), [2, 3]) for f in self.factors
-            ]
-        return [
-            s + UNDERFLOW * size(f.shape[2:])
-            for s, f in zip(squares, self.factors)
-        ]
+        return self._once(self._norms)[1]
 
     def sq_norms(self):
-        left, right = self._sq_sizes()
-        if self.terms == 1:
-            return tf.reduce_sum(left * right, 1)
-        if not self._prefers_gram:
+        if self.terms > 1 and not self._prefers_gram:
             return self._sq_norms_by_rows()
-        gram = tf.reduce_sum(
-            self._products_of_terms(0) * self._products_of_terms(1), [1, 2, 3]
-        )  # [batch]
-        magnitudes = self.sq_magnitudes()
-        tiny = tf.reduce_any(
-            (left < 2 * UNDERFLOW * self.terms * self.left_size)
-            | (right < 2 * UNDERFLOW * self.terms * self.right_size),
-            1,
+        return self._once(self._norms)[0]
+
+    def _norms(self):
+        """Squared norms of the rows, and their bounds, as `[batch]` each."""
+        if self.terms > 1 and self._prefers_gram:
+            return _norms_by_gram(*self.factors)
+        left, right = _sq_sizes(
+            self.factors,
+            [tf.reduce_sum(tf.square(f), [2, 3]) for f in self.factors],
         )
-        gram = tf.where(tiny, magnitudes, gram)
-        cancelled = gram < CANCELLATION * magnitudes
-        return tf.cond(
-            tf.reduce_any(cancelled),
-            lambda: tf.where(cancelled, self._sq_norms_one_by_one(), gram),
-            lambda: gram,
-        )
+        bounds = tf.reduce_sum(left, 1) * tf.reduce_sum(right, 1)
+        return tf.reduce_sum(left * right, 1), bounds
 
     def gram(self):
         if self.terms > 1 or self.groups > 1:
@@ -318,31 +290,10 @@ class OuterProducts(Site):
         left, right = map(inner_products, self.factors)
         return left * right
 
-    def _products_of_terms(self, k):
-        """Products of the terms of one factor, `[batch, groups, t, t]`.
-
-        Norms, and all that bounds them, need the same ones.
-        """
-        return self._once(self._compute_products_of_terms, k)
-
-    def _compute_products_of_terms(self, k):
-        factor = self.factors[k]
-        return tf.matmul(factor, factor, transpose_b=True)
-
-    def _products(self, left, right):
-        return tf.matmul(left, right, transpose_a=True)  # [batch, g, k, n]
-
     def _sq_norms_by_rows(self):
         if self.batch_size * size(self.shape) > 8 * KEPT_ROWS:
-            return self._sq_norms_one_by_one()
-        return sum_squares(self._products(*self.factors))
-
-    def _sq_norms_one_by_one(self):
-        return tf.map_fn(
-            lambda pair: tf.reduce_sum(tf.square(self._products(*pair))),
-            tuple(self.factors),
-            fn_output_signature=tf.float32,
-        )
+            return _sq_norms_one_by_one(*self.factors)
+        return sum_squares(_products(*self.factors))
 
     def factored(self, inputs):
         if self.groups > 1 or not self._parts:
@@ -364,7 +315,7 @@ class OuterProducts(Site):
 
     def rows(self):
         products = reshape(
-            self._products(*self.factors), [self.batch_size, *self._parts]
+            _products(*self.factors), [self.batch_size, *self._parts]
         )
         order = [0] + [axis + 1 for axis in self._order]
         return reshape(
@@ -403,6 +354,51 @@ class OuterProducts(Site):
             factor = tf.transpose(factor, [1, 0, 2, 3])
         shape = [self.groups, self.batch_size * self.terms, factor.shape[3]]
         return reshape(factor, shape)
+
+
+def _products(left, right):
+    """Sums of outer products, `[batch, groups, k, n]`."""
+    return tf.matmul(left, right, transpose_a=True)
+
+
+@traced_by_shape
+def _sq_norms_one_by_one(left, right):
+    return tf.map_fn(
+        lambda pair: tf.reduce_sum(tf.square(_products(*pair))),
+        (left, right),
+        fn_output_signature=tf.float32,
+    )
+
+
+def _sq_sizes(factors, squares):
+    """Squared norms of factors, `[batch, groups]`, never too low.
+
+    An underflowing square must not hide a factor from the other one.
+    """
+    return [s + UNDERFLOW * size(f.shape[2:]) for s, f in zip(squares, factors)]
+
+
+@traced_by_shape
+def _norms_by_gram(left, right):
+    """`OuterProducts._norms`, from the products of the terms of a factor."""
+    factors = left, right
+    grams = [tf.matmul(f, f, transpose_b=True) for f in factors]
+    sizes = _sq_sizes(factors, [tf.linalg.trace(g) for g in grams])
+    bounds = tf.reduce_sum(sizes[0], 1) * tf.reduce_sum(sizes[1], 1)
+    norms = tf.reduce_sum(grams[0] * grams[1], [1, 2, 3])
+    is_tiny = tf.reduce_any(
+        (sizes[0] < 2 * UNDERFLOW * size(left.shape[2:]))
+        | (sizes[1] < 2 * UNDERFLOW * size(right.shape[2:])),
+        1,
+    )
+    norms = tf.where(is_tiny, bounds, norms)
+    cancelled = norms < CANCELLATION * bounds
+    norms = tf.cond(
+        tf.reduce_any(cancelled),
+        lambda: tf.where(cancelled, _sq_norms_one_by_one(left, right), norms),
+        lambda: norms,
+    )
+    return norms, bounds
 
 
 def _transpose(x, order):
