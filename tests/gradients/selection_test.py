@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import tf_dpsub
 from tf_dpsub import gradients
-from tf_dpsub.gradients import selection, zero_terms
+from tf_dpsub.gradients import selection, vectorized, zero_terms
 
 L = keras.layers
 
@@ -139,6 +139,30 @@ def test_a_map_that_would_fail_when_it_runs_is_not_taken(layer):
     """TensorFlow traces it, but cannot stack results of different shapes."""
     model = _model((3,), layer(), L.Dense(2))
     assert _select(model, (3,), requested="vectorized_map") == "map_fn"
+
+
+def test_a_map_that_takes_apart_what_is_compiled_is_tried(monkeypatch):
+    """Which grouped convolutions run without XLA depends on the processor."""
+    shape, tried = (4, 4, 4), []
+    convolution = L.Conv2D(4, 3, groups=2)
+    model = _model(shape, convolution, _WithoutRule(), L.Flatten(), L.Dense(1))
+    chosen = _select(model, shape)
+
+    @tf.function(autograph=False)
+    def sq_norms(x):
+        rows, _ = gradients.per_example_gradients(
+            lambda x: (model(x)[:, 0], None),
+            x,
+            model.trainable_variables,
+            chosen,
+        )
+        return rows.sq_norms()
+
+    x = tf.random.stateless_uniform([2, *shape], [0, 1])
+    assert (sq_norms(x).numpy() >= 1).all()  # that of the last bias
+    monkeypatch.setattr(vectorized, "_runs", lambda *args: tried.append(args))
+    assert _select(model, shape) == "map_fn"
+    assert len(tried) == 1
 
 
 class _BatchMean(keras.layers.Layer):

@@ -167,22 +167,51 @@ def vectorizes(loss_fn, inputs, variables) -> bool:
     # Before it raises, it logs pages about what it could not convert.
     log.setLevel("CRITICAL")
     try:
-        graph = trace(
+        traced = trace(
             lambda batch: tf.vectorized_map(
                 _of_fixed_shapes(row_of), batch, warn=False
             ),
             inputs,
-        ).graph
+        )
     except Exception as e:  # whatever a converter of TensorFlow may raise
         logging.info("tf.vectorized_map cannot run the model: %s", e)
         return False
     finally:
         log.setLevel(level)
-    return not any(
+    if any(
         op.type.startswith("BatchMatMul")
         and op.inputs[0].shape[:-2] != op.inputs[1].shape[:-2]
-        for op in graph.get_operations()
+        for op in traced.graph.get_operations()
+    ):
+        return False
+    # Keras compiles what may have no kernel, such as grouped convolutions on a
+    # CPU; the map takes it apart.
+    return not _calls_xla(loss_fn, inputs) or _runs(traced, inputs)
+
+
+def _calls_xla(loss_fn, inputs):
+    """Whether a part of the model is always compiled."""
+    graph = trace(lambda batch: loss_fn(batch)[0], inputs).graph
+    definition = graph.as_graph_def()
+    parts = [
+        definition.node,
+        *(f.node_def for f in definition.library.function),
+    ]
+    return any(
+        "_XlaMustCompile" in node.attr for part in parts for node in part
     )
+
+
+def _runs(traced, inputs):
+    """Whether what was traced runs, on zeros."""
+    try:
+        traced(
+            tf.nest.map_structure(lambda t: tf.zeros(t.shape, t.dtype), inputs)
+        )
+    except tf.errors.OpError as e:
+        logging.info("tf.vectorized_map cannot run the model: %s", e.message)
+        return False
+    return True
 
 
 def _row_function(loss_fn, tf_variables, loss_scale):
