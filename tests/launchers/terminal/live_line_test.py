@@ -13,7 +13,7 @@ def test_a_log_holds_whole_lines_alone(capsys):
 def test_on_a_terminal_each_line_replaces_the_live_one(capsys, monkeypatch):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setattr(
-        "shutil.get_terminal_size", lambda: os.terminal_size((5, 24))
+        "shutil.get_terminal_size", lambda **_: os.terminal_size((5, 24))
     )
     line = live_line.LiveLine()
     line.draw("50 % of all")
