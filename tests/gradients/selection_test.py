@@ -48,6 +48,11 @@ def test_a_proved_model_takes_the_graph(caplog):
     assert "graph walk, proved" in caplog.text
 
 
+def test_a_gradient_of_zero_is_no_error():
+    last = L.Dense(2, kernel_initializer="zeros", trainable=False)
+    assert _select(_model((3,), L.Dense(2), last), (3,)) == "graph"
+
+
 class _Function(keras.layers.Dense):
     """A layer whose gradient TensorFlow builds when it optimizes the graph."""
 

@@ -17,6 +17,8 @@ from tf_dpsub.gradients.tracing import trace
 # Relative error of the self-check, by the precision of the model's products.
 _PRECISE = ("float32", "float64")
 _TOLERANCE, _LOW_PRECISION_TOLERANCE = 1e-3, 5e-2
+# Of a gradient this small nothing is compared: squares of it underflow.
+_TINY = 1e-10
 # Fingerprints of graphs whose walk agreed with the ordinary gradient in this
 # process, and how they use their seeds.
 _CHECKED: dict[bytes | None, dict] = {}
@@ -329,18 +331,19 @@ def _self_check(loss_fn, inputs, variables, states, may_read, is_precise):
         sums, ordinary, norms = traced((batch, weights))
         difference = [total - g for total, g in zip(sums, ordinary)]
         norm_of = tf.linalg.global_norm
-        return norm_of(difference), norm_of(ordinary) + 1e-30, norms
+        return norm_of(difference), norm_of(ordinary), norms
 
     examples = [0, batch_size // 2, batch_size - 1]
     alone = [tf.one_hot(k, batch_size) for k in dict.fromkeys(examples)]
     errors = []
     for weights in [uniform] if is_precise else alone:
         difference, expected, norms = compute(weights)
-        errors.append(difference / expected)
+        errors.append(difference / (expected + _TINY))
     longest = tf.one_hot(tf.argmax(norms), batch_size)
     difference, expected, norms = compute(longest)
     norm = tf.reduce_sum(longest * norms)
-    errors += [(difference + tf.abs(norm - expected)) / expected]
+    difference += tf.abs(norm - expected)
+    errors.append(difference / (expected + _TINY))
     # Where random labels have no finite loss, there is nothing to compare.
     return max(0.0, *(float(e) for e in errors if e == e))
 

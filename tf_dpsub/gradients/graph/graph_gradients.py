@@ -27,6 +27,7 @@ from tf_dpsub.gradients.per_example import (
     tf_variable,
 )
 from tf_dpsub.gradients.rows import add_in_order, combine_rows, mask_rows
+from tf_dpsub.gradients.tracing import traced_by_shape
 
 # Squares of magnitudes beyond this might overflow when margins are added.
 _LARGEST_SQUARE = 1e37
@@ -428,17 +429,9 @@ class GraphGradients(PerExampleGradients):
         self.valid = total < _LARGEST_SQUARE
         self._sq_norms = {site: site.sq_norms() for site in all_sites}
         factors = [f for site in all_sites for f in site.factors]
-        masked = iter(
-            tf.cond(
-                tf.reduce_all(self.valid),
-                lambda: [tf.identity(f) for f in factors],
-                lambda: mask_rows(self.valid, factors),
-            )
-        )
+        masked = iter(_masked(self.valid, *factors))
         for site in all_sites:
-            site.factors = [
-                _of_shape(next(masked), f.shape) for f in site.factors
-            ]
+            site.factors = [next(masked) for _ in site.factors]
 
     def _of(self, variables):
         variables = self.variables if variables is None else variables
@@ -548,9 +541,19 @@ def _ancestors(ops, until=frozenset()):
     return ancestors
 
 
-def _of_shape(tensor, shape):
-    """`tensor`, whose static shape a branch may have forgotten."""
-    return tensor if tensor.shape == shape else tf.ensure_shape(tensor, shape)
+@traced_by_shape
+def _masked(valid, *factors):
+    """Factors, with zeros in the rows that are not valid, where any is not."""
+    masked = tf.cond(
+        tf.reduce_all(valid),
+        lambda: [tf.identity(f) for f in factors],
+        lambda: mask_rows(valid, factors),
+    )
+    # A branch may have forgotten static shapes.
+    return [
+        m if m.shape == f.shape else tf.ensure_shape(m, f.shape)
+        for m, f in zip(masked, factors)
+    ]
 
 
 def _in_place(op, k):
