@@ -13,6 +13,7 @@ from tensorflow.core.framework import attr_value_pb2, tensor_pb2
 from tensorflow.python.ops import handle_data_util
 
 from tf_dpsub import gradients
+from tf_dpsub.gradients.graph import sites
 
 BATCH = 4
 
@@ -1103,3 +1104,170 @@ def test_a_variable_that_is_assigned_another_shape(is_called):
 
     with pytest.raises(gradients.Unproven, match="assigns a value of shape"):
         _rows(loss_fn, np.ones((BATCH, 3), "float32"), w, "graph")
+
+
+def _tiled(x, *sizes):
+    """The first number of each example, as an image `[batch, *sizes]`."""
+    first = tf.stop_gradient(x)[:, 0]
+    column = tf.reshape(first, [BATCH] + [1] * len(sizes))
+    return tf.tile(column, [1, *sizes])
+
+
+def test_labels_of_several_bytes():
+    """The kernel takes each byte for a label: the batch is on another axis."""
+    w = _weight()
+
+    def loss_fn(x):
+        images = _tiled(x, 3, 2, BATCH)
+        moved = tf.raw_ops.Einsum(inputs=[images], equation="éĀ->Āé")
+        return tf.reduce_sum(x * w, 1) * tf.reduce_sum(moved, [0, 2, 3])
+
+    _assert_refused_or_separate(loss_fn, w)
+
+
+def _call_of(function):
+    return lambda x: tf.raw_ops.PartitionedCall(
+        args=[x], Tout=[tf.float32], f=function
+    )[0]
+
+
+def _loop_of(function):
+    condition = _concrete(
+        lambda k, x: k < 1,
+        tf.TensorSpec([], tf.int32),
+        tf.TensorSpec([1, 1, 3]),
+    )
+    return lambda x: tf.raw_ops.StatelessWhile(
+        input=[tf.constant(0), x],
+        cond=condition,
+        body=_concrete(
+            lambda k, x: (k + 1, tf.transpose(x, [1, 0, 2])),
+            tf.TensorSpec([], tf.int32),
+            tf.TensorSpec([1, 1, 3]),
+        ),
+    )[1]
+
+
+def _branch_of(function):
+    return lambda x: tf.raw_ops.StatelessIf(
+        cond=tf.size(x) > 0,
+        input=[x],
+        Tout=[tf.float32],
+        then_branch=function,
+        else_branch=function,
+    )[0]
+
+
+@pytest.mark.parametrize("run", [_call_of, _loop_of, _branch_of])
+def test_a_function_traced_with_another_shape(run):
+    """By the shape of its trace, a transposition changes nothing."""
+    w = _weight()
+    function = tf.function(
+        lambda x: tf.transpose(x, [1, 0, 2]),
+        autograph=False,
+        experimental_attributes={"_noinline": True},
+    ).get_concrete_function(tf.TensorSpec([1, 1, 3]))
+    runs = run(function)
+
+    def loss_fn(x):
+        repeated = tf.tile(tf.stop_gradient(x)[:, None], [1, BATCH, 1])
+        moved = tf.ensure_shape(runs(repeated), [BATCH, BATCH, 3])
+        return tf.reduce_sum(x * w, 1) * tf.reduce_sum(moved, [0, 2])
+
+    _assert_refused_or_separate(loss_fn, w)
+
+
+@pytest.mark.parametrize(
+    "pooled, given, window",
+    [([1, 1, 4], [1, 1, 3], 1), ([2, 2, 4], [1, 1, 2], 2)],
+)
+def test_a_gradient_of_another_shape_than_what_was_pooled(
+    pooled, given, window
+):
+    """Its numbers are paired with places by their order."""
+    w = _weight()
+
+    def loss_fn(x):
+        spread = tf.raw_ops.AvgPoolGrad(
+            orig_input_shape=[BATCH, *pooled],
+            grad=_tiled(x, *given),
+            ksize=[1, window, window, 1],
+            strides=[1, window, window, 1],
+            padding="VALID",
+        )
+        return tf.reduce_sum(x * w, 1) * tf.reduce_sum(spread, [1, 2, 3])
+
+    with pytest.raises(gradients.Unproven, match="another shape"):
+        _rows(loss_fn, np.ones((BATCH, 3), "float32"), w, "graph")
+
+
+@pytest.mark.parametrize("output", [3, 4])
+@pytest.mark.parametrize("is_public", [False, True])
+def test_an_output_that_a_kernel_does_not_write(output, is_public):
+    """By given moments, none are reserved for a gradient."""
+    w, ones = _weight(), tf.ones([16])
+
+    def loss_fn(x):
+        outputs = tf.raw_ops.FusedBatchNormV3(
+            x=tf.ones([BATCH, 2, 2, 16]) if is_public else _tiled(x, 2, 2, 16),
+            scale=ones,
+            offset=ones,
+            mean=ones,
+            variance=ones,
+            is_training=False,
+        )
+        return tf.reduce_sum(x * w, 1) * tf.reduce_sum(outputs[output])
+
+    with pytest.raises(gradients.Unproven, match="write it|do not determine"):
+        _rows(loss_fn, np.ones((BATCH, 3), "float32"), w, "graph")
+
+
+def test_a_depthwise_gradient_of_no_images():
+    """Its kernel has nothing to do, and writes nothing."""
+    w = _weight()
+
+    def loss_fn(x):
+        gradient = tf.raw_ops.DepthwiseConv2dNativeBackpropFilter(
+            input=tf.zeros([0, 8, 8, 4]),
+            filter_sizes=[2, 2, 4, 1],
+            out_backprop=tf.zeros([0, 7, 7, 4]),
+            strides=[1] * 4,
+            padding="VALID",
+        )
+        return tf.reduce_sum(x * w, 1) * tf.reduce_sum(gradient)
+
+    with pytest.raises(gradients.Unproven, match="do not determine"):
+        _rows(loss_fn, np.ones((BATCH, 3), "float32"), w, "graph")
+
+
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_a_draw_that_is_compiled(is_nested):
+    """The same program draws the same numbers in every process."""
+    w = _weight()
+    draw = tf.function(
+        lambda: tf.random.uniform([BATCH]), jit_compile=True, autograph=False
+    )
+    if is_nested:
+        inner = tf.function(lambda: tf.random.uniform([BATCH]), autograph=False)
+        draw = tf.function(lambda: inner(), jit_compile=True, autograph=False)
+
+    def loss_fn(x):
+        return tf.reduce_sum(x * w, 1) * draw()
+
+    with pytest.raises(gradients.Unproven, match="XLA compiles"):
+        _rows(loss_fn, np.ones((BATCH, 3), "float32"), w, "graph")
+
+
+def test_an_id_below_zero_is_no_row_of_another_example():
+    table = tf.Variable(np.ones((5, 2), "float32"))
+
+    def rows(ids):
+        site = sites.Lookup(
+            tf.convert_to_tensor(table), ids, tf.ones([BATCH, 1, 2])
+        )
+        return site.rows().numpy()
+
+    ids = np.array([[1], [2], [3], [4]])
+    moved = np.array([[1], [-1], [3], [7]])
+    np.testing.assert_array_equal(rows(ids)[[0, 2]], rows(moved)[[0, 2]])
+    assert not rows(moved)[[1, 3]].any()

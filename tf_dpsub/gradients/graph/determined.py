@@ -7,7 +7,8 @@ where that counts. Not on it are operations
   among them those for debugging, though TensorFlow declares them stateless;
 - whose kernels leave parts of an output as memory happens to be: `Cholesky` of
   a matrix that is not positive definite, decompositions without vectors,
-  `DynamicStitch` with gaps;
+  `DynamicStitch` with gaps, `FusedBatchNorm` by given moments, gradients by
+  depthwise filters over no images;
 - whose outputs may be missing, as those of TensorFlow 1's control flow are;
 - to which TensorFlow gives a static shape that their kernels do not return.
 """
@@ -77,14 +78,14 @@ _LAYERS = frozenset(
     CTCLoss CTCLossV2 Conv Conv2D Conv2DBackpropFilter Conv2DBackpropFilterV2
     Conv2DBackpropInput Conv2DBackpropInputV2 Conv3D Conv3DBackpropFilterV2
     Conv3DBackpropInputV2 DepthwiseConv2dNative
-    DepthwiseConv2dNativeBackpropFilter DepthwiseConv2dNativeBackpropInput
-    Dilation2D Dilation2DBackpropFilter Dilation2DBackpropInput
+    DepthwiseConv2dNativeBackpropInput Dilation2D Dilation2DBackpropFilter
+    Dilation2DBackpropInput
     FakeQuantWithMinMaxArgs FakeQuantWithMinMaxArgsGradient
     FakeQuantWithMinMaxVars FakeQuantWithMinMaxVarsGradient
     FakeQuantWithMinMaxVarsPerChannel FakeQuantWithMinMaxVarsPerChannelGradient
-    FusedBatchNorm FusedBatchNormGrad FusedBatchNormGradV2 FusedBatchNormGradV3
-    FusedBatchNormV2 FusedBatchNormV3 LRN LRNGrad LogSoftmax MaxPool MaxPool3D
-    MaxPool3DGrad MaxPool3DGradGrad MaxPoolGrad MaxPoolGradGrad
+    FusedBatchNormGrad FusedBatchNormGradV2 FusedBatchNormGradV3 LRN LRNGrad
+    LogSoftmax MaxPool MaxPool3D MaxPool3DGrad MaxPool3DGradGrad MaxPoolGrad
+    MaxPoolGradGrad
     MaxPoolGradGradV2 MaxPoolGradV2 MaxPoolGradWithArgmax MaxPoolV2
     MaxPoolWithArgmax QuantizeAndDequantizeV2 QuantizeAndDequantizeV3
     QuantizeAndDequantizeV4 QuantizeAndDequantizeV4Grad Softmax
@@ -177,7 +178,17 @@ _WITH_VECTORS = {
     "Svd": "compute_uv",
 }
 # They write nothing but outputs, though not always all of these.
-_UNDETERMINED = frozenset({"Cholesky", "DynamicStitch", *_WITH_VECTORS})
+_UNDETERMINED = frozenset(
+    {
+        "Cholesky",
+        "DepthwiseConv2dNativeBackpropFilter",
+        "DynamicStitch",
+        "FusedBatchNorm",
+        "FusedBatchNormV2",
+        "FusedBatchNormV3",
+        *_WITH_VECTORS,
+    }
+)
 
 
 def is_determined(node) -> bool:
@@ -191,7 +202,8 @@ def is_determined(node) -> bool:
     if node.op.startswith("DepthwiseConv2d"):
         # Static shapes follow from dilations, of which the kernel for CPU takes
         # no notice.
-        return set(node.attr["dilations"].list.i) <= {1}
+        is_dilated = not set(node.attr["dilations"].list.i) <= {1}
+        return node.op in _DETERMINED and not is_dilated
     if node.op == "Empty":
         # Zeros. Otherwise it has what memory happens to hold.
         return node.attr["init"].b

@@ -264,13 +264,68 @@ def require_fixed(op):
     """Checks that TensorFlow runs the function that an operation names.
 
     Raises:
-        Unproven: if it may choose another one.
+        Unproven: if it may choose another one, or change it by shapes that it
+            was traced with and is not given.
     """
     if any("api_implements" in d.attr for d in called(op)):
         raise Unproven(
             "calls a function with `api_implements`, in whose place TensorFlow "
             "may run another one"
         )
+    for name, arguments in _run_by(op):
+        definition = op.graph._get_function(name).cached_definition
+        for k, argument in enumerate(arguments):
+            if argument.dtype in (tf.resource, tf.variant):
+                continue
+            if not _is_of(argument.shape, _traced_shape(definition, k)):
+                raise Unproven(
+                    f"gives a function shape {argument.shape}, which was "
+                    f"traced with {_traced_shape(definition, k)}"
+                )
+
+
+def _run_by(op):
+    """Names of the functions that an operation runs, and their arguments."""
+    if op.type in CALLS:
+        return [(op.get_attr("f").name, op.inputs)]
+    if op.type in LOOPS:
+        return [(op.get_attr(f).name, op.outputs) for f in ("cond", "body")]
+    if op.type in CONTROL_FLOW:
+        return [(name, op.inputs[1:]) for name in _branch_names(op)]
+    return []
+
+
+def _traced_shape(definition, k):
+    """The shape that a function claims of its argument k."""
+    if k in definition.arg_attr:
+        claimed = definition.arg_attr[k].attr
+        if "_output_shapes" in claimed:
+            return tf.TensorShape(claimed["_output_shapes"].list.shape[0])
+    return tf.TensorShape(None)
+
+
+def _is_of(shape, claimed):
+    """Returns whether nothing is claimed of a shape but what is known."""
+    return claimed.rank is None or (
+        shape.rank == claimed.rank
+        and all(c in (None, d) for c, d in zip(claimed, shape))
+    )
+
+
+def is_compiled(graph) -> bool:
+    """Returns whether XLA compiles the function whose body a graph is."""
+    while (found := around(graph)) is not None:
+        call, graph = found.call, found.call.graph
+        nodes = [call.node_def]
+        if call.type in CALLS:
+            function = graph._get_function(call.get_attr("f").name)
+            nodes.append(function.cached_definition)
+        if any(
+            "_XlaMustCompile" in node.attr and node.attr["_XlaMustCompile"].b
+            for node in nodes
+        ):
+            return True
+    return False
 
 
 def branches(op) -> list:
@@ -279,12 +334,14 @@ def branches(op) -> list:
     Args:
         op: a `tf.Operation` that takes one, whose first input chooses.
     """
-    if "branches" in op.node_def.attr:
-        names = [f.name for f in op.node_def.attr["branches"].list.func]
-    else:
-        names = [op.get_attr(b).name for b in ("then_branch", "else_branch")]
     inputs = list(op.inputs)[1:]
-    return [_body(op, name, inputs, inputs) for name in names]
+    return [_body(op, name, inputs, inputs) for name in _branch_names(op)]
+
+
+def _branch_names(op):
+    if "branches" in op.node_def.attr:
+        return [f.name for f in op.node_def.attr["branches"].list.func]
+    return [op.get_attr(b).name for b in ("then_branch", "else_branch")]
 
 
 def _body(op, name, inputs, like):

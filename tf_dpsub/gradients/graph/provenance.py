@@ -251,6 +251,11 @@ class Provenance:
                     name == "shape" or self._alike.uniform(tensor)
                 )
         is_stateless = op.type.startswith("Stateless")
+        if not is_stateless and functions.is_compiled(op.graph):
+            raise Unproven(
+                "draws in a function that XLA compiles, where the numbers are "
+                "those of the program"
+            )
         if not is_own:
             # Of several laws, or keys: all examples have to share them.
             self.draws.share(seeds, unseeded=not (seeds or is_stateless))

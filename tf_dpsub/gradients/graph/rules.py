@@ -6,6 +6,7 @@ input is per-example and none is mixed. It returns the state of the outputs
 combines several examples, and `Unproven` where it cannot tell.
 """
 
+import re
 import string
 from collections.abc import Callable
 
@@ -25,6 +26,7 @@ from tf_dpsub.gradients.graph.states import (
 _RULES: dict[str, Callable] = dict(lists.RULES)
 
 # Outputs are functions of static shapes alone.
+_EQUATION = re.compile(rb"[a-zA-Z,.]*->[a-zA-Z.]*")
 _SHAPE_ONLY = frozenset("Shape ShapeN Size Rank ZerosLike OnesLike".split())
 
 
@@ -385,7 +387,11 @@ def einsum_terms(op):
 
     The axes of an ellipsis are given capital letters that are not used.
     """
-    operands, out = op.get_attr("equation").decode().split("->")
+    equation = op.get_attr("equation")
+    if not _EQUATION.fullmatch(equation):
+        # The kernel takes every byte for a label.
+        raise Unproven("has labels that are no letters")
+    operands, out = equation.decode().split("->")
     terms = operands.split(",")
     unused = [c for c in string.ascii_uppercase if c not in operands]
     ranks = [
@@ -430,6 +436,16 @@ def _pool(a):
 @_rule("AvgPoolGrad AvgPool3DGrad")
 def _average_pool_gradient(a):
     a.only(1, whole=(0,))
+    lost = 0 if a.attr("padding") == b"SAME" else 1
+    pooled = [
+        -(-(n - lost * (k - 1)) // s)
+        for n, k, s in zip(
+            static_shape(a.op.outputs[0]), a.attr("ksize"), a.attr("strides")
+        )
+    ]
+    if pooled != a.shape(1):
+        # The kernel pairs its numbers with places by their order.
+        raise Unproven("has a gradient of another shape than the pooled one")
     return _pool(a)
 
 
@@ -486,7 +502,9 @@ def _batch_norm(a):
     if a.attr("is_training"):
         raise MixesExamples("normalises over the batch")
     a.only(0, whole=(1, 2, 3, 4))
-    return [a.leading()] + [PUBLIC] * (len(a.op.outputs) - 1)
+    unwritten = Mixed(f"{a.op.type} '{a.op.name}' does not write it", False)
+    states = [a.leading()] + [PUBLIC] * (len(a.op.outputs) - 1)
+    return [unwritten if k in (3, 4) else s for k, s in enumerate(states)]
 
 
 @_rule("FusedBatchNormGradV3")

@@ -451,7 +451,9 @@ class Lookup(Site):
         (gradients,) = self.factors
         entries, width = self.shape[0], gradients.shape[2]
         offsets = entries * tf.range(self.batch_size, dtype=self.indices.dtype)
-        flat = self.indices + offsets[:, None]
+        is_entry = (self.indices >= 0) & (self.indices < entries)
+        # Sums leave out what is below zero, and with an offset it may not be.
+        flat = tf.where(is_entry, self.indices + offsets[:, None], -1)
         rows = tf.math.unsorted_segment_sum(
             tf.reshape(gradients, [-1, width]),
             tf.reshape(flat, [-1]),
