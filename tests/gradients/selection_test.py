@@ -105,6 +105,18 @@ def test_an_unproved_model_falls_back_in_one_line(caplog):
     assert chosen in message and "Betainc" in message
 
 
+class _LookUp(keras.layers.Embedding):
+    """A table that a function of three inputs reads, one of them its own."""
+
+    def call(self, ids):
+        look_up = tf.function(tf.gather, autograph=False)
+        return look_up(tf.identity(self.embeddings), tf.cast(ids, tf.int32))
+
+
+def test_a_function_with_an_input_of_its_own_falls_back():
+    assert _select(_model((3,), _LookUp(2, 4)), (3,)) != "graph"
+
+
 def test_failed_conversions_are_not_logged():
     model = _model((None,), L.Embedding(9, 3), L.LSTM(2), _WithoutRule())
     records = logging.handlers.BufferingHandler(capacity=100)

@@ -568,9 +568,7 @@ def _in_place(op, k):
         return op, k
     inputs = list(inner.inputs)
     at = next((j for j, i in enumerate(inputs) if i is op.inputs[k]), None)
-    if at is None or any(
-        i is None and j in (0, 1) for j, i in enumerate(inputs)
-    ):
+    if at is None or any(i is None for i in inputs):
         return op, k
     weight = inputs[at]
     if weight.dtype == tf.resource:
@@ -578,7 +576,7 @@ def _in_place(op, k):
         dtype = tf.as_dtype(shape_and_type.shape_and_type[0].dtype)
         inputs[at] = tf.raw_ops.ReadVariableOp(resource=weight, dtype=dtype)
     inner.inputs = [
-        i if i is None or i.shape == shape else tf.reshape(i, shape)
+        i if i.shape == shape else tf.reshape(i, shape)
         for i, shape in zip(inputs, inner.shapes)
     ]
     return inner, at
