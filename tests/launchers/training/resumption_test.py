@@ -188,6 +188,7 @@ class TestData:
                 refused(data, workdir, "examples 90 there and 270 here. Give")
         finally:
             data.write_bytes(content)
+            objects._load.cache_clear()
 
     def test_of_every_kind_are_described(self):
         x = {"ids": np.arange(12).reshape(6, 2), "mask": np.ones((6, 2))}

@@ -216,6 +216,18 @@ def is_determined(node) -> bool:
     return node.op in _DETERMINED
 
 
+def is_of_images(op) -> bool:
+    """Returns whether it is a filter's gradient, and there are images.
+
+    Args:
+        op: `tf.Operation`.
+    """
+    return op.type == "DepthwiseConv2dNativeBackpropFilter" and all(
+        tensor.shape.is_fully_defined() and tensor.shape.num_elements()
+        for tensor in (op.inputs[0], op.inputs[2])
+    )
+
+
 def writes_nothing(node) -> bool:
     """Returns whether a node is known to have no effect but its outputs.
 

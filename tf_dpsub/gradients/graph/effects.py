@@ -213,7 +213,8 @@ def require_known(op, draws_are: bool = False, python_is: bool = False):
         Unproven: if they may follow from what an earlier step has stored, or
             if nothing is known of it.
     """
-    nodes = [op.node_def] + [
+    nodes = [] if determined.is_of_images(op) else [op.node_def]
+    nodes += [
         node
         for definition in functions.called(op)
         for node in definition.node_def
