@@ -216,3 +216,53 @@ def test_one_target_that_is_nan_spoils_no_metric():
     history = model.fit(x, y, sample_weight=weight, verbose=0).history
     assert history["dropped"] == [2]
     assert all(np.isfinite(values).all() for values in history.values())
+
+
+class _Writes(keras.metrics.Metric):
+    """A metric that keeps a private value in a variable of another."""
+
+    def __init__(self):
+        super().__init__(name="writes")
+        self.target = lambda: ()
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        for variable in self.target():
+            value = tf.reduce_max(tf.abs(y_pred))
+            variable.assign(
+                tf.cast(tf.fill(variable.shape, value), variable.dtype)
+            )
+
+    def result(self):
+        return 0.0
+
+
+@pytest.mark.parametrize(
+    "choose",
+    [
+        lambda optimizer: optimizer.clip_variable,
+        lambda optimizer: optimizer.inner_optimizer.variables[-1],
+        lambda optimizer: optimizer.inner_optimizer._learning_rate,
+    ],
+    ids=["clip", "momentum", "learning_rate"],
+)
+def test_metrics_that_write_to_the_optimizer_are_refused(choose):
+    """Its variables are released, or scale what is."""
+    optimizer = tf_dpsub.optimizers.AdaptiveDPSGD(
+        keras.optimizers.SGD(0.1, momentum=0.9),
+        noise_multiplier=1.0,
+        l2_norm_clip=1.0,
+        batch_size=8,
+        microbatch_size=4,
+        clipped_count_stddev=1.0,
+    )
+    writes = _Writes()
+    model = tf_dpsub.make_private(
+        keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    )
+    model.compile(optimizer, "mse", metrics=[writes])
+    writes.target = lambda: (choose(optimizer),)
+    x = np.ones((16, 4), "float32")
+    with pytest.raises(
+        tf_dpsub.gradients.UpdatesState, match="variable of the optimizer"
+    ):
+        model.fit(x, x[:, :1], verbose=0)

@@ -316,16 +316,24 @@ class PrivateStep:
         return sums
 
     def _require_no_weight_written(self, operations):
-        """Checks that metrics, which see the batch, write no weight."""
+        """Checks that metrics, which see the batch, write nothing released.
+
+        These are what the model reads, and the state of the optimizer: its
+        clip, say, or a moment.
+        """
+        released = self._may_read.handles.union(
+            *(sources.handles(v) for v in self.optimizer.variables)
+        )
         written = effects.written_by(operations)
-        if self._may_read.handles & {
+        if released & {
             id(functions.origin(handle.deref())) for handle in written
         }:
             raise gradients.UpdatesState(
                 "Expected metrics that write their own variables alone, got "
                 "a metric that assigns to a weight, or to a table, that the "
-                "model reads: what it stores would be released without noise. "
-                "Keep it in a variable of the metric (`metric.add_variable`)."
+                "model reads, or to a variable of the optimizer: what it "
+                "stores would be released without noise. Keep it in a "
+                "variable of the metric (`metric.add_variable`)."
             )
 
     def _update_metrics(self, batch, aux, valid):
