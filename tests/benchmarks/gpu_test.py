@@ -158,7 +158,8 @@ def test_program(tmp_path, file_of):
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.gpu.run"]
         + [str(file_of(m)) for m in ("plain", "graph")]
-        + ["--seconds=0", "--size=32", "--copied=1000"]
+        + ["--seconds=0", "--size=32", "--copied=1000", "--jobs=2"]
+        + [f"--precision={p}" for p in ("default", "highest")]
         + [f"--write={tmp_path / 'results'}"],
         capture_output=True,
         text=True,
@@ -166,19 +167,45 @@ def test_program(tmp_path, file_of):
     )
     assert done.returncode == 0, done.stderr
     results = json.loads((tmp_path / "results" / "results.json").read_text())
-    plain, graph = results["steps"]
-    assert (plain["method"], graph["method"]) == ("plain", "graph")
+    assert [(s["method"], s["precision"]) for s in results["steps"]] == [
+        (method, precision)
+        for method in ("plain", "graph")
+        for precision in ("default", "highest")
+    ]
+    graph = results["steps"][-1]
     assert graph["change_error"] < 1e-3
     assert len(graph["ms"]) == 5
     table = (tmp_path / "results" / "table.md").read_text("utf-8")
-    assert "| tf_dpsub, graph |" in table
+    assert "| tf_dpsub, graph, highest |" in table
     assert table in done.stdout
+
+
+@pytest.mark.slow
+def test_step_that_cannot_run_has_a_reason(tmp_path, file_of):
+    step = step_file.CompiledStep.read(file_of("plain"))
+    file = tmp_path / f"{WORKLOAD}_plain.npz"
+    dataclasses.replace(step, stablehlo="no program").write(file)
+    result = run.Program(file, None).measured(0)
+    assert (result["workload"], result["method"]) == (WORKLOAD, "plain")
+    assert result["impossible"].startswith("Unable to parse")
+
+
+@pytest.mark.parametrize("precision", run._PRECISIONS)
+def test_precision_replaces_that_of_all_products(precision, file_of):
+    program = step_file.CompiledStep.read(file_of("plain")).stablehlo
+    assert "DEFAULT" in program
+    replaced = run._with_precision(program, precision)
+    other = {"default": "HIGHEST", "highest": "DEFAULT"}[precision]
+    assert precision.upper() in replaced
+    assert other not in replaced
+    assert run._with_precision(program, None) == program
 
 
 def test_peers_have_reasons_where_they_cannot_run(monkeypatch):
     monkeypatch.setattr(run, "_PEERS", {"benchmarks.no_such": ("plain",)})
     (result,) = run.of_peers([WORKLOAD], 0.1)
     assert "no_such" in result["impossible"]
-    best = {"device": "x", "float32 flop/s": 1.0, "bfloat16 flop/s": 1.0}
-    table = run.markdown([], best | {"bytes/s": 1.0}, [result])
+    best = dict.fromkeys(("highest", "default", "bfloat16"), 1.0)
+    best = {f"{k} flop/s": v for k, v in best.items()}
+    table = run.markdown([], best | {"device": "x", "bytes/s": 1.0}, [result])
     assert result["impossible"] in table

@@ -258,6 +258,29 @@ class TestNoisy:
 
         assert loops(False) and not loops(True)
 
+    def test_compiled_program_keeps_no_counter(self):
+        """What a program stores does not grow with the numbers it draws."""
+
+        def length(count):
+            step = tf.function(
+                lambda key: noise.noisy(
+                    key, [tf.zeros([count])], [grid_noise(1.0)]
+                ),
+                jit_compile=True,
+            )
+            program = step.experimental_get_compiler_ir(KEY)
+            return len(program(stage="stablehlo"))
+
+        # A stored number takes eight characters.
+        assert length(2**20) < length(2**16) + 2**17
+
+    @pytest.mark.parametrize("count", [0, 1, 4095, 4096, 4097, 10_000])
+    def test_numbers_are_consecutive(self, count):
+        begin = tf.constant(2**32 - 5, tf.uint32)
+        numbers = noise._numbers_from(begin, count).numpy()
+        expected = (2**32 - 5 + np.arange(count)) % 2**32
+        np.testing.assert_array_equal(numbers, expected)
+
     def test_secure_draws_are_of_the_system(self, monkeypatch):
         """128 bits a number; all ones choose the last entry, and its alias."""
         sizes = []

@@ -16,6 +16,8 @@ from tf_dpsub.primitives import grid, threefry
 COMPILED = 2**14
 PIECE = 2**16
 PIECES_MULTIPLE = 2**12
+# Of which a compiled program keeps all numbers, not the rule.
+_LONGEST_RANGE = 2**12
 
 
 class NoiseKey:
@@ -261,7 +263,19 @@ def _threefry_blocks(key, count, blocks, before=0):
     *cipher, begin, block = tf.unstack(
         tf.reshape(tf.bitcast(key, tf.uint32), [4])
     )
-    begin += tf.cast(tf.range(count), tf.uint32)
-    begin += tf.constant(before, tf.uint32)
+    begin = _numbers_from(begin + tf.constant(before, tf.uint32), count)
     for j in range(blocks):
         yield threefry.encrypt(cipher, [begin, tf.fill([count], block + j)])
+
+
+def _numbers_from(begin, count):
+    """Consecutive uint32 numbers `[count]`, of a scalar that is no constant.
+
+    As the sum of two short ranges: TensorFlow would store a long one in the
+    compiled program, as many bytes as the weights have.
+    """
+    width = max(1, min(count, _LONGEST_RANGE))
+    rows = -(-count // width)
+    starts = begin + width * tf.cast(tf.range(rows), tf.uint32)
+    numbers = starts[:, tf.newaxis] + tf.cast(tf.range(width), tf.uint32)
+    return tf.reshape(numbers, [-1])[:count]
