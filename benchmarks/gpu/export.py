@@ -11,6 +11,7 @@ of the carriers, and the update of the weights. A batch is one microbatch.
 import argparse
 import itertools
 import pathlib
+import re
 import sys
 
 import keras
@@ -44,7 +45,9 @@ def exported(workload, method):
     batch = next(iter(dataset))
     function = tf.function(model.train_step, jit_compile=True, autograph=False)
     concrete = function.get_concrete_function(batch)
-    stablehlo = function.experimental_get_compiler_ir(batch)(stage="stablehlo")
+    stablehlo = _portable(
+        function.experimental_get_compiler_ir(batch)(stage="stablehlo")
+    )
     if "tensor<?" in stablehlo:
         raise ValueError(
             f"Expected static shapes in the step of {workload}, {method}."
@@ -80,6 +83,15 @@ def exported(workload, method):
         expected=[step_file.sample(r.numpy()) for r in results],
         cycle=tf_dpsub_steps.UPDATE_EVERY.get(method, 1),
     )
+
+
+def _portable(program):
+    """The program, in operations of StableHLO alone.
+
+    TensorFlow writes one of another dialect among them, which a plugin of JAX,
+    such as that of CUDA, does not take.
+    """
+    return re.sub(r"\bmhlo\.copy\b", "stablehlo.convert", program)
 
 
 def _written(concrete):

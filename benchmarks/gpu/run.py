@@ -20,6 +20,7 @@ workloads, if they are installed. What is measured is written as it comes.
 import argparse
 import concurrent.futures
 import functools
+import io
 import itertools
 import json
 import math
@@ -66,10 +67,10 @@ class LoadedStep:
         self._step = step
         self._device = device
         self._updates = step.updates
+        module = _module(step, precision)
+        self._flop = _operations(module, device.client)
         self._executable = device.client.compile_and_load(
-            _module(step, precision),
-            _jax.DeviceList((device,)),
-            _jax.CompileOptions(),
+            module, _jax.DeviceList((device,)), _jax.CompileOptions()
         )
         # Not before the first step: other programs may be running till then.
         self._arguments = None
@@ -96,11 +97,24 @@ class LoadedStep:
     def costs(self):
         """XLA's count of operations and bytes of a step.
 
+        Operations are those of the program as it was written: in what a device
+        runs, those in calls of libraries are not counted.
+
         Returns:
             Two floats; None where XLA has no count.
         """
         analysis = self._executable.cost_analysis()
-        return analysis.get("flops"), analysis.get("bytes accessed")
+        return self._flop, analysis.get("bytes accessed")
+
+
+def _operations(module, client):
+    """The number of operations of a program, before it is compiled."""
+    bytecode = io.BytesIO()
+    with module.context:
+        module.operation.write_bytecode(bytecode)
+    program = _jax.mlir.mlir_module_to_xla_computation(bytecode.getvalue())
+    counts = _jax.hlo_module_cost_analysis(client, program.get_hlo_module())
+    return counts.get("flops")
 
 
 def _module(step, precision):
@@ -189,7 +203,7 @@ def _serve(connection, file, precision):
         seconds = connection.recv()
         result |= _measured(step, described, device, seconds)
     except Exception as error:  # pylint: disable=broad-exception-caught
-        result["impossible"] = str(error).strip().partition("\n")[0][:200]
+        result["impossible"] = " ".join(str(error).split())[:300]
     connection.send(result)
 
 

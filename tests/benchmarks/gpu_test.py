@@ -190,6 +190,23 @@ def test_step_that_cannot_run_has_a_reason(tmp_path, file_of):
     assert result["impossible"].startswith("Unable to parse")
 
 
+def test_operations_are_counted(file_of):
+    """At least those of the products: forward, and by weights, of layers."""
+    step = step_file.CompiledStep.read(file_of("plain"))
+    loaded = run.LoadedStep(step, jax.devices("cpu")[0])
+    flop, size = loaded.costs()
+    macs = 36 * 64 * 16 + 36 * 16 * 10
+    assert flop > 2 * 2 * 12 * macs
+    assert size > 4 * 12 * 28 * 28
+
+
+def test_program_is_of_operations_that_every_device_takes(file_of):
+    step = step_file.CompiledStep.read(file_of("plain"))
+    assert "mhlo.copy" not in step.stablehlo
+    module = str(run._module(step, None))
+    assert _jax.mlir.serialize_portable_artifact(module, "1.0.0")
+
+
 @pytest.mark.parametrize("precision", run._PRECISIONS)
 def test_precision_replaces_that_of_all_products(precision, file_of):
     program = step_file.CompiledStep.read(file_of("plain")).stablehlo
