@@ -175,7 +175,7 @@ class AccuracyByEpsilon:
             ValueError: if a file with public data is needed and not given, or
                 the folder holds other features.
         """
-        configs = {p.task: _config(p.task, inputs) for p in points}
+        configs = {p.task: feature_config(p.task, inputs) for p in points}
         quiet.load_tensorflow()
         files.make_folder(folder / "trials")
         try:
@@ -207,7 +207,7 @@ class AccuracyByEpsilon:
         folder_page.write(folder)
 
 
-def _config(task, inputs):
+def feature_config(task, inputs):
     """The config of a task's features, with none of them left out."""
     config = task.config()
     config.public_data = (

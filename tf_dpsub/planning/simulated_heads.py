@@ -66,7 +66,7 @@ def full_batches(features, labels, start, heads, generators):
         going = sum(h.steps > step for h in heads)
         kernel = kernels[:, :going]
         logits = features @ kernel.reshape(size, -1)
-        errors = _softmax(logits.reshape(examples, going, -1)) - targets
+        errors = softmax(logits.reshape(examples, going, -1)) - targets
         # The gradient of an example is an outer product.
         norms = lengths * np.linalg.norm(errors, axis=-1)
         clip = clips[:going]
@@ -113,6 +113,7 @@ def is_right(kernel, features, labels):
     return np.argmax(features @ kernel, axis=1) == labels
 
 
-def _softmax(logits):
+def softmax(logits):
+    """Probabilities, of logits with the classes last."""
     powers = np.exp(logits - logits.max(-1, keepdims=True))
     return powers / powers.sum(-1, keepdims=True)

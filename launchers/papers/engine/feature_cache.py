@@ -173,18 +173,19 @@ class FeatureCache:
                 y_test=labels["test"],
             )
 
-    def _whitened(self, rank, whiten):
+    def public(self, rank, whiten):
+        """The features of public examples, as those of `split`."""
+        return self._whitened(rank, whiten, ("public",))["public"]
+
+    def _whitened(self, rank, whiten, parts=("train", "test")):
         from tf_dpsub import layers
 
-        public, train, test = (
-            self._all(f"coordinates_{part}")
-            for part in ("public", "train", "test")
-        )
         # Principal directions of coordinates are the coordinates.
+        public = self._all("coordinates_public")
         of = _in_chunks(
             layers.PublicProjection.from_features(public, rank, whiten=whiten)
         )
-        return {"train": of(train), "test": of(test)}
+        return {part: of(self._all(f"coordinates_{part}")) for part in parts}
 
 
 def write_npz(path, config):

@@ -36,8 +36,8 @@ class Setting:
 
 
 @functools.cache
-def _head(examples, setting, epsilon, delta):
-    """The `heads.FullBatch` of a setting."""
+def full_batch(examples, setting, epsilon, delta):
+    """The `heads.FullBatch` of a `Setting` and a budget."""
     from tf_dpsub import heads
 
     rule = heads.FullBatch(examples, epsilon, delta)
@@ -72,7 +72,9 @@ def simulate(split, settings, epsilon, delta, seeds):
     began = time.monotonic()
     examples, size = split.x_train.shape
     num_classes = int(split.y_train.max()) + 1
-    heads = [_head(examples, setting, epsilon, delta) for setting in settings]
+    heads = [
+        full_batch(examples, setting, epsilon, delta) for setting in settings
+    ]
     kernels = simulated_heads.full_batches(
         split.x_train,
         split.y_train,
@@ -125,7 +127,7 @@ def train(split, setting, epsilon, delta, seed):
     began = time.monotonic()
     keras.utils.clear_session()
     examples, size = split.x_train.shape
-    head = _head(examples, setting, epsilon, delta)
+    head = full_batch(examples, setting, epsilon, delta)
     num_classes = int(split.y_train.max()) + 1
     model = make_private(
         keras.Sequential(
