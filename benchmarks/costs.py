@@ -71,7 +71,11 @@ def of(function, *inputs):
 
 
 def _operations(graph, outputs):
-    """Operations that run, as outputs or changes of states need them."""
+    """Operations that run, as outputs or changes of states need them.
+
+    Of what a function returns, TensorFlow computes what its caller uses.
+    """
+    used = {t.ref() for t in outputs}
     pending = [t.op for t in outputs]
     pending += [op for op in graph.get_operations() if op.op_def.is_stateful]
     seen = set()
@@ -80,11 +84,16 @@ def _operations(graph, outputs):
         if op in seen:
             continue
         seen.add(op)
+        used.update(t.ref() for t in op.inputs)
         pending += [t.op for t in op.inputs]
         pending += op.control_inputs
+    for op in seen:
         if op.type in functions.CALLS:
             body = functions.body(op)
-            yield from _operations(body.graph, body.outputs)
+            returned = zip(op.outputs, body.outputs, strict=True)
+            yield from _operations(
+                body.graph, [b for t, b in returned if t.ref() in used]
+            )
         else:
             yield op
 

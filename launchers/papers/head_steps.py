@@ -22,7 +22,6 @@ from tf_dpsub.launchers.papers.engine import (
 )
 from tf_dpsub.launchers.reports import folder_page
 from tf_dpsub.launchers.terminal import durations, quiet
-from tf_dpsub.planning import simulated_heads
 
 _DELTA = 1e-5
 _TUNING_SEED, _SEEDS = 0, (1, 2, 3, 4, 5)
@@ -183,6 +182,8 @@ def _two_sided(run, errors, kernel, value):
     By a power of the curvature of the loss at the logits of public examples, of
     the head that was released last.
     """
+    from tf_dpsub.planning import simulated_heads
+
     predictions = simulated_heads.softmax(run.public @ kernel)
     curvature = np.diag(predictions.mean(0))
     curvature -= predictions.T @ predictions / len(predictions)
@@ -363,6 +364,8 @@ def simulate(split, public, point, setting, steps, seed):
     Returns:
         float, the accuracy on the test part of the split.
     """
+    from tf_dpsub.planning import simulated_heads
+
     examples, size = split.x_train.shape
     head = linear_heads.full_batch(
         examples,

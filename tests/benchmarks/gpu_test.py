@@ -210,9 +210,10 @@ def test_program_is_of_operations_that_every_device_takes(file_of):
 @pytest.mark.parametrize("precision", run._PRECISIONS)
 def test_precision_replaces_that_of_all_products(precision, file_of):
     program = step_file.CompiledStep.read(file_of("plain")).stablehlo
-    assert "DEFAULT" in program
-    replaced = run._with_precision(program, precision)
     other = {"default": "HIGHEST", "highest": "DEFAULT"}[precision]
+    program = program.replace(precision.upper(), other)
+    assert other in program
+    replaced = run._with_precision(program, precision)
     assert precision.upper() in replaced
     assert other not in replaced
     assert run._with_precision(program, None) == program

@@ -169,7 +169,7 @@ class TestRun:
         folder = finished / "features" / "digits"
         for path in folder.iterdir():
             assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
-        config = study._config(
+        config = study.feature_config(
             small, papers.Inputs(public_images=public_images)
         )
         cache = feature_cache.FeatureCache(folder, config)
