@@ -4,14 +4,14 @@
 
 `benchmarks.gpu.export` wrote the files. This program needs JAX alone: it hands
 them to the compiler of the device, compares the first step with what came out
-where the file was written, and times the steps that follow, each of which takes
-what the last one returned. Every file has a process of its own; `--jobs` of them
-compile at once, and when all have, one after the other runs. The ceilings of the
-device are measured as well: a product of matrices, and a copy.
+where the file was written, and times the steps that follow, each of which
+takes what the last one returned. Every file has a process of its own; `--jobs`
+of them compile at once, and when all have, one after the other runs. The
+ceilings of the device are measured as well: a product of matrices, and a copy.
 
 Products of float32 numbers have the precision that TensorFlow wrote, which
-`--precision` replaces: `highest`, or `default`, for which GPUs round operands to
-TF32.
+`--precision` replaces: `highest`, or `default`, for which GPUs round operands
+to TF32.
 
 `--peers` times JAX Privacy and Opacus on the same device and the same
 workloads, if they are installed. What is measured is written as it comes.
@@ -323,9 +323,10 @@ def markdown(steps, best, peers):
     lines = [
         f"{best['device']}: products of matrices at "
         f"{best['highest flop/s'] / 1e12:.3g} TFLOP/s in float32, "
-        f"{best['default flop/s'] / 1e12:.3g} in the device's default precision "
-        f"for float32, {best['bfloat16 flop/s'] / 1e12:.3g} in bfloat16; copies "
-        f"at {best['bytes/s'] / 1e9:.4g} GB/s.",
+        f"{best['default flop/s'] / 1e12:.3g} in the device's default "
+        "precision for float32, "
+        f"{best['bfloat16 flop/s'] / 1e12:.3g} in bfloat16; copies at "
+        f"{best['bytes/s'] / 1e9:.4g} GB/s.",
         "",
         "| workload | step | ms | × plain | of the product's speed | of the "
         "copy's | peak MiB | error: loss | change of weights |",

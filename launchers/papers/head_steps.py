@@ -1,8 +1,8 @@
 """Other steps of a private head: what a public subspace leaves to be gained.
 
-A head on frozen features is trained by full-batch DP-SGD in a public subspace,
-as in `accuracy_by_epsilon`. Here its steps are replaced by others, each of which
-was said to gain, and all of them are tuned alike. They are simulated.
+A head on frozen features is trained by full-batch DP-SGD in a public
+subspace, as in `accuracy_by_epsilon`. Here its steps are replaced by others
+that promise a gain, and all are tuned alike. They are simulated.
 """
 
 import dataclasses
@@ -402,8 +402,8 @@ def table(title, points, results, command):
         f"```sh\n{command}\n```",
         "",
         "CIFAR-10; test accuracy in percent, mean ± standard deviation over "
-        f"seeds of the noise, simulated, δ = {_DELTA:g}. Settings were chosen on "
-        "training examples held out. **No ε covers this choice.**",
+        f"seeds of the noise, simulated, δ = {_DELTA:g}. Settings were chosen "
+        "on training examples held out. **No ε covers this choice.**",
         "",
         "| ε | step | accuracy | rate | clip | value | at an end | tried |",
         "|---|---|---|---|---|---|---|---|",
