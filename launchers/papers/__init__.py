@@ -5,6 +5,7 @@ import dataclasses
 from tf_dpsub.launchers.papers import digits, gep, pdp, rgp, sampling
 from tf_dpsub.launchers.papers.accuracy_by_epsilon import AccuracyByEpsilon
 from tf_dpsub.launchers.papers.geometric_median import GeometricMedian
+from tf_dpsub.launchers.papers.head_first import HeadFirst
 from tf_dpsub.launchers.papers.head_steps import HeadSteps
 from tf_dpsub.launchers.papers.network_width import NetworkWidth
 from tf_dpsub.launchers.papers.pate_mnist import PateMnist
@@ -52,6 +53,7 @@ STUDIES = {
     for study in (
         AccuracyByEpsilon(),
         GeometricMedian(),
+        HeadFirst(),
         HeadSteps(),
         NetworkWidth(),
         PateMnist(),
