@@ -5,7 +5,8 @@ network. A share of the epochs trains it alone, and the others train all.
 
 Reference:
     [Ke et al.: On the Convergence of Differentially-Private Fine-tuning: To
-    Linearly Probe or to Fully Fine-tune?, 2024](https://arxiv.org/abs/2402.18905)
+    Linearly Probe or to Fully Fine-tune?, 2024](
+    https://arxiv.org/abs/2402.18905)
 """
 
 import dataclasses
