@@ -29,7 +29,6 @@ def per_example_gradients(
     loss_scale: float = 1.0,
     may_read: Sources | None = None,
     is_vectorizable: bool | None = None,
-    with_total: bool = False,
 ):
     """Builds the matrix of per-example gradients while a step is traced.
 
@@ -51,8 +50,6 @@ def per_example_gradients(
             taken to be secret keys.
         is_vectorizable: bool, whether `tf.vectorized_map` is known to run the
             model on inputs of these shapes. Defaults to `None`: it is tried.
-        with_total: bool, as for `GraphGradients`: of the walk alone. Defaults
-            to `False`.
 
     Returns:
         A `PerExampleGradients`, and the structure that `loss_fn` returned for
@@ -71,7 +68,7 @@ def per_example_gradients(
             losses, aux = loss_fn(inputs)
         flat = [tf.convert_to_tensor(t) for t in tf.nest.flatten(inputs)]
         return GraphGradients(
-            losses, flat, variables, loss_scale, may_read, terms, with_total
+            losses, flat, variables, loss_scale, may_read, terms
         ), aux
     check_choice("implementation", implementation, IMPLEMENTATIONS)
     map_function = getattr(tf, implementation)

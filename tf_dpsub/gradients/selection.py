@@ -3,15 +3,13 @@
 import contextlib
 import dataclasses
 import hashlib
-from collections.abc import Callable
 
-import numpy as np
 import tensorflow as tf
 from absl import logging
 from tensorflow.python.ops import handle_data_util
 
 from tf_dpsub import gradients
-from tf_dpsub.gradients import vectorized
+from tf_dpsub.gradients import vectorized, zero_terms
 from tf_dpsub.gradients.graph import effects, functions, provenance, sources
 from tf_dpsub.gradients.per_example import tf_variable
 from tf_dpsub.gradients.tracing import trace
@@ -37,8 +35,7 @@ def select_implementation(
     compute_dtype: str = "float32",
     name: str = "model",
     forward: "Forward | None" = None,
-    alongside: Callable = lambda rows, aux, batch: (),
-) -> "Selection":
+):
     """Chooses how per-example gradients of a model are computed.
 
     The graph walk is traced, and checked against an ordinary gradient on
@@ -48,9 +45,9 @@ def select_implementation(
     checked again.
 
     Formal guarantees: nothing private is read. What is chosen is private
-    whatever the check says: the walk rests on its proof, which is that of the
-    trace that steps run, `Selection.traced`, or is repeated when a step is
-    traced, and the other implementations on seeing one example at a time.
+    whatever the check says: the walk rests on its proof, which is repeated
+    whenever a step is traced, and the other implementations on seeing one
+    example at a time.
 
     Args:
         loss_fn: as for `per_example_gradients`, without a loss scale.
@@ -67,12 +64,9 @@ def select_implementation(
         name: string, names the model in the log. Defaults to `"model"`.
         forward: `Forward` of `loss_fn`. Defaults to `None`: it is checked,
             whatever passed before.
-        alongside: callable of the rows of a batch, of what `loss_fn` returned
-            beside losses, and of the batch. What it returns, a structure of
-            tensors, is traced with the walk. Defaults to nothing.
 
     Returns:
-        A `Selection`.
+        `"graph"`, `"vectorized_map"` or `"map_fn"`.
 
     Raises:
         MixesExamples: if it mixes examples, unless one example at a time was
@@ -91,18 +85,11 @@ def select_implementation(
                 "before.",
                 name,
             )
-            return Selection("graph")
+            return "graph"
         try:
             is_precise = compute_dtype in _PRECISE
-            traced = _traced_pass(
-                loss_fn, inputs, variables, may_read, alongside
-            )
             error = _self_check(
-                traced,
-                inputs,
-                states,
-                is_precise,
-                forward is not None and not forward.draws,
+                loss_fn, inputs, variables, states, may_read, is_precise
             )
             tolerance = _TOLERANCE if is_precise else _LOW_PRECISION_TOLERANCE
             if error <= tolerance:
@@ -114,7 +101,7 @@ def select_implementation(
                 )
                 if may_read is not None and fingerprint is not None:
                     _CHECKED[fingerprint] = may_read.uses or {}
-                return Selection("graph", traced)
+                return "graph"
             raise gradients.Unproven(
                 f"the self-check differs from the ordinary gradient by {error}"
             )
@@ -139,22 +126,7 @@ def select_implementation(
         chosen,
         reason,
     )
-    return Selection(chosen)
-
-
-@dataclasses.dataclass(frozen=True)
-class Selection:
-    """How per-example gradients are computed, and the trace that was checked.
-
-    Attributes:
-        implementation: string, `"graph"`, `"vectorized_map"` or `"map_fn"`.
-        traced: function of a batch and of the examples that count, a bool
-            tensor `[batch]`; None where nothing was traced. It returns what was
-            computed alongside, and what the check compared.
-    """
-
-    implementation: str
-    traced: Callable | None = None
+    return chosen
 
 
 @dataclasses.dataclass(frozen=True)
@@ -306,120 +278,79 @@ def _name(handle):
     return ", ".join(sorted({op.name for op in handle.consumers()}))
 
 
-def _traced_pass(loss_fn, inputs, variables, may_read, alongside):
-    """The walk of a batch, traced together with what is compared.
+def _self_check(loss_fn, inputs, variables, states, may_read, is_precise):
+    """Relative error of the walk, on synthetic inputs.
 
-    Args:
-        loss_fn, inputs, variables, may_read, alongside: as for
-            `select_implementation`.
-
-    Returns:
-        Function of a batch and of a bool `[batch]`, the examples that count:
-        the losses of others are zero. It returns what `alongside` does, and a
-        dict of the sum of the rows of these examples and the ordinary gradient:
-        the norms of their `difference` and of the `expected`; the `norms` of
-        rows, and which rows are `valid`.
+    It is that of a weighted sum of rows, or of the norm of the longest of them,
+    whichever is larger. In low precision, single rows take the place of the
+    sum: some processors round an ordinary gradient after each addition. The
+    rows and the ordinary gradient share a forward pass, and are computed one
+    after the other, so that there is not more in memory than a step needs.
     """
+    tf_variables = [tf_variable(v) for v in variables]
 
-    def traced_pass(batch_and_counted):
-        def counted_loss(batch_and_counted):
-            batch, counted = batch_and_counted
+    def both(batch_and_weights):
+        batch, weights = batch_and_weights
+        traced_losses = []
+
+        def observed(batch):
             losses, aux = loss_fn(batch)
-            # Of another shape they are refused.
-            if losses.shape == counted.shape:
-                losses = tf.where(counted, losses, tf.zeros_like(losses))
+            traced_losses.append(losses)
             return losses, aux
 
-        rows, aux = gradients.per_example_gradients(
-            counted_loss,
-            batch_and_counted,
-            variables,
-            may_read=may_read,
-            with_total=True,
+        rows, _ = gradients.per_example_gradients(
+            observed, batch, variables, may_read=may_read
         )
-        batch, counted = batch_and_counted
-        sums = rows.weighted_sum(tf.cast(counted & rows.valid, tf.float32))
-        compared = {
-            "difference": tf.linalg.global_norm(
-                [a - b for a, b in zip(sums, rows.total)]
-            ),
-            "expected": tf.linalg.global_norm(rows.total),
-            "norms": tf.sqrt(rows.sq_norms()),
-            "valid": rows.valid,
-        }
-        return alongside(rows, aux, batch), compared
+        (losses,) = traced_losses
+        c = tf.where(rows.valid, weights, 0.0)
+        sums = rows.weighted_sum(c)
+        with tf.control_dependencies(sums):
+            # The backward pass begins with it, and so waits for them.
+            c = tf.identity(c)
+        losses = tf.where(rows.valid, losses, 0.0)
+        ordinary = zero_terms.gradients(
+            tf.reduce_sum(c * losses), tf_variables, rows.left_out
+        )
+        ordinary = [
+            tf.zeros(v.shape)
+            if g is None
+            else tf.cast(tf.convert_to_tensor(g), tf.float32)
+            for v, g in zip(tf_variables, ordinary)
+        ]
+        return sums, ordinary, tf.sqrt(rows.sq_norms())
 
-    batch_size = tf.nest.flatten(inputs)[0].shape[0]
-    counted = tf.TensorSpec([batch_size], tf.bool)
-    return trace(traced_pass, (inputs, counted))
-
-
-def _self_check(traced_pass, inputs, states, is_precise, is_repeatable):
-    """Relative error of a traced walk, on synthetic inputs.
-
-    It is that of a sum of rows, and of the norm of the longest of them. Which
-    examples are in the sum shows whether a row is where its example is; norms
-    are those of a pass in which others have gradients, too. In low precision,
-    sums of two rows take the place of the sum: some processors round an
-    ordinary gradient after each addition.
-    """
     # One generator for all inputs: where two were equal, their difference
     # would have no gradient.
     generator = tf.random.Generator.from_seed(0)
     batch = tf.nest.map_structure(lambda s: _synthetic(s, generator), inputs)
     batch_size = tf.nest.flatten(batch)[0].shape[0]
-    run = _restoring(traced_pass, states)
+    uniform = tf.random.stateless_uniform([batch_size], [0, 1])
+    traced = _restoring(both, (batch, uniform), states)
 
-    def outcome(counted):
-        _, compared = run((batch, tf.constant(counted)))
-        return {name: value.numpy() for name, value in compared.items()}
+    def compute(weights):
+        sums, ordinary, norms = traced((batch, weights))
+        difference = [total - g for total, g in zip(sums, ordinary)]
+        norm_of = tf.linalg.global_norm
+        return norm_of(difference), norm_of(ordinary), norms
 
-    def compare(counted):
-        nonlocal batch
-        compared = outcome(counted)
-        valid = compared["valid"]
-        if valid.any() and not valid.all():
-            # Of random labels the loss may not be finite.
-            instead = np.where(valid, np.arange(batch_size), valid.argmax())
-            batch = tf.nest.map_structure(
-                lambda t: tf.gather(t, instead), batch
-            )
-            compared = outcome(counted)
-        return compared
-
-    def sum_error(compared):
-        return compared["difference"] / (compared["expected"] + _TINY)
-
-    def errors_alone(example, norms):
-        """Of an example whose norm others could have changed, were they there.
-
-        Where no state determines what is drawn, that norm is another one's.
-        """
-        counted = np.arange(batch_size) == example
-        compared = compare(counted)
-        norm = (norms if is_repeatable else compared["norms"])[example]
-        error = abs(norm - compared["expected"])
-        return [sum_error(compared), error / (compared["expected"] + _TINY)]
-
-    if is_precise:
-        half = np.random.default_rng(0).random(batch_size) < 0.5
-        half[:2] = True, False
-        compared = compare(half)
-        norms = compared["norms"]
-        errors = [sum_error(compared), *errors_alone(norms.argmax(), norms)]
-    else:
-        norms = compare(np.ones(batch_size, bool))["norms"]
-        ends = np.isin(range(batch_size), (0, batch_size - 1))
-        errors = [sum_error(compare(ends))]
-        examples = {0, batch_size - 1, int(norms.argmax())}
-        for example in examples:
-            errors += errors_alone(example, norms)
-    # Where nothing is finite, there is nothing to compare.
-    return max((float(e) for e in errors if e == e), default=0.0)
+    examples = [0, batch_size // 2, batch_size - 1]
+    alone = [tf.one_hot(k, batch_size) for k in dict.fromkeys(examples)]
+    errors = []
+    for weights in [uniform] if is_precise else alone:
+        difference, expected, norms = compute(weights)
+        errors.append(difference / (expected + _TINY))
+    longest = tf.one_hot(tf.argmax(norms), batch_size)
+    difference, expected, norms = compute(longest)
+    norm = tf.reduce_sum(longest * norms)
+    difference += tf.abs(norm - expected)
+    errors.append(difference / (expected + _TINY))
+    # Where random labels have no finite loss, there is nothing to compare.
+    return max(0.0, *(float(e) for e in errors if e == e))
 
 
-def _restoring(traced, states):
-    """A traced function that restores the states it changes."""
+def _restoring(function, inputs, states):
+    """A function, traced for inputs, that restores the states it changes."""
+    traced = trace(function, inputs)
 
     def run(inputs):
         before = [tf.identity(tf_variable(v)) for v in states]

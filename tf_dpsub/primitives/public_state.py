@@ -15,12 +15,9 @@ class PublicState:
     Attributes:
         allow_private: bool, whether public examples may be private ones as
             well.
-        is_read_by_steps: bool, whether a step reads what `attach` creates, and
-            so cannot be traced before.
     """
 
     allow_private = False
-    is_read_by_steps = False
 
     @property
     def is_public(self) -> bool:

@@ -34,8 +34,6 @@ class Subspace(PublicState, abc.ABC):
         ranks: list of int, the number of directions in each.
     """
 
-    is_read_by_steps = True
-
     def __init__(self, groups: int | str | Sequence = 1):
         parameter_groups.check_groups(groups)
         self._groups = groups

@@ -101,7 +101,7 @@ class PrivateStep:
             ],
             self._states.seeds,
         )
-        selected = selection.select_implementation(
+        self.implementation = selection.select_implementation(
             loss_fn,
             spec,
             self.optimizer.per_example_variables,
@@ -111,24 +111,14 @@ class PrivateStep:
             compute_dtype=model.model.compute_dtype,
             name=model.model.name,
             forward=forward,
-            alongside=(
-                self._clipped
-                if self._may_be_shared()
-                else lambda rows, aux, part: ()
-            ),
         )
-        self.implementation = selected.implementation
-        shared_seeds = step_states.uses_of(
-            self.implementation,
-            self._may_read.uses,
-            len(self._states.seeds),
+        self._states.share(
+            step_states.uses_of(
+                self.implementation,
+                self._may_read.uses,
+                len(self._states.seeds),
+            )
         )
-        self._states.share(shared_seeds)
-        # What was checked is what runs, unless keys are made in another way.
-        self._traced = None
-        if self._may_be_shared() and not shared_seeds:
-            self._traced = selected.traced
-        self._attributes = _attributes(plain)
         if self.implementation == "graph" and not forward.draws:
             uses = (self._may_read.uses or {}).values()
             self.is_random = sources.EACH in uses
@@ -156,11 +146,7 @@ class PrivateStep:
             where several microbatches were added up.
         """
         _require_graphs()
-        try:
-            return self._function(batch)
-        except _ReadsForwardPass:
-            self._traced = None
-            return self._function(batch)
+        return self._function(batch)
 
     def _build(self, spec):
         """Creates variables of losses and metrics outside of any step.
@@ -314,36 +300,7 @@ class PrivateStep:
             is_vectorizable,
         )
 
-    def _may_be_shared(self):
-        """Whether steps may run the trace that is checked before the first.
-
-        XLA makes keys of its own, each replica reads its own variables, losses
-        in float16 are scaled, and a subspace is created after the check.
-        """
-        return not (
-            self._model.jit_compile
-            or self.optimizer.public_state.is_read_by_steps
-            or tf.distribute.has_strategy()
-            or self._model.model.compute_dtype == "float16"
-        )
-
-    def _is_unchanged(self):
-        """Whether layers have the attributes with which they were checked.
-
-        A callback may have set others before the first step is traced.
-        """
-        now = _attributes(self._model.model)
-        return now.keys() == self._attributes.keys() and all(
-            _are_same(now[layer], before)
-            for layer, before in self._attributes.items()
-        )
-
-    def _pass(self, part):
-        """Clipped sums of a microbatch, and what metrics need."""
-        if self._traced is not None and self._is_unchanged():
-            everyone = tf.ones(part["real"].shape, tf.bool)
-            outputs, _ = self._traced((part, everyone))
-            return outputs
+    def _microbatch_sums(self, part):
         # It was chosen for batches of this spec.
         rows, aux = self._rows(
             part,
@@ -351,27 +308,10 @@ class PrivateStep:
             self.optimizer.per_example_variables,
             is_vectorizable=True,
         )
-        return self._clipped(rows, aux, part)
-
-    def _clipped(self, rows, aux, part):
-        """What `_pass` returns: masks are lost where a function ends."""
-        masks = [backend.get_keras_mask(t) for t in tree.flatten(aux)]
         sums = self.optimizer.clipped_sums(rows, part["real"])
-        return sums, aux, masks, rows.valid
-
-    def _microbatch_sums(self, part):
-        sums, aux, masks, valid = self._pass(part)
-        for tensor, mask in zip(tree.flatten(aux), masks):
-            if mask is not None:
-                backend.set_keras_mask(tensor, mask)
         graph = tf.compat.v1.get_default_graph()
         known = len(graph.get_operations())
-        self._update_metrics(part, aux, valid)
-        if self._traced is not None and any(
-            tf.is_symbolic_tensor(tensor) and tensor.graph is self._traced.graph
-            for tensor, _ in graph.captures
-        ):
-            raise _ReadsForwardPass
+        self._update_metrics(part, aux, rows.valid)
         self._require_no_weight_written(graph.get_operations()[known:])
         return sums
 
@@ -433,24 +373,6 @@ class PrivateStep:
                 # An example counts once, each of its views for a share.
                 self._views.shared(counted, rows),
             )
-
-
-class _ReadsForwardPass(Exception):
-    """A metric reads a tensor that the model kept, of the trace of a pass."""
-
-
-def _attributes(model):
-    """What is assigned to attributes of each layer: dict of dicts."""
-    return {layer: dict(vars(layer)) for layer in model._flatten_layers()}
-
-
-def _are_same(now, before):
-    """Whether two dicts hold the same objects, or equal numbers and strings."""
-    return now.keys() == before.keys() and all(
-        value is before[name]
-        or (isinstance(value, (int, float, str)) and value == before[name])
-        for name, value in now.items()
-    )
 
 
 class StepCache:

@@ -72,13 +72,9 @@ class GraphGradients(PerExampleGradients):
         may_read: `Sources`. Defaults to `None`, all variables are public.
         left_out: list of `zero_terms.ZeroTerm`, those that are not in the
             loss. Defaults to `()`.
-        with_total: bool, whether the backward pass also computes the gradient
-            of the sum of all losses, as an ordinary step would. Defaults to
-            `False`.
 
     Attributes:
-        total: list of float32 tensors, that gradient by each variable; None
-            where it was not asked for.
+        left_out: as given.
 
     Raises:
         Unproven: if a row is not proved to depend on its example alone; names
@@ -96,7 +92,6 @@ class GraphGradients(PerExampleGradients):
         loss_scale: float = 1.0,
         may_read: sources.Sources | None = None,
         left_out: list | tuple = (),
-        with_total: bool = False,
     ):
         if losses.shape.rank != 1 or losses.shape[0] is None:
             raise Unproven(
@@ -108,8 +103,7 @@ class GraphGradients(PerExampleGradients):
         self._proof = Provenance(
             losses.graph, inputs, self.batch_size, may_read
         )
-        self._left_out = left_out
-        self._with_total, self.total = with_total, None
+        self.left_out = left_out
         ends = [losses.op, *(zero.term.op for zero in left_out)]
         self._before_loss = _ancestors(ends)
         # Operations that made the batch itself do not belong to the loss.
@@ -276,7 +270,7 @@ class GraphGradients(PerExampleGradients):
     def _differentiate(self, ops):
         """Keeps the gradients at the outputs of operations that have none."""
         ops = [op for op in dict.fromkeys(ops) if op not in self._gradients]
-        if ops or (self._with_total and self.total is None):
+        if ops:
             self._gradients.update(zip(ops, self._gradients_at(ops)))
 
     def _build_sites(self, uses):
@@ -338,34 +332,20 @@ class GraphGradients(PerExampleGradients):
     def _gradients_at(self, ops):
         """Gradients at the outputs of operations, or None."""
         gathered = self._loops.gathered
-        ends = [
-            gathered[op].zeros if op in gathered else op.outputs[0]
-            for op in ops
-        ]
-        variables = []
-        if self._with_total and self.total is None:
-            variables = [tf_variable(v) for v in self.variables]
         gradients = zero_terms.gradients(
-            self._loss, [*ends, *variables], self._left_out
+            self._loss,
+            [
+                gathered[op].zeros if op in gathered else op.outputs[0]
+                for op in ops
+            ],
+            self.left_out,
         )
-        if variables:
-            self.total = [
-                self._unscaled(v, gradient)
-                for v, gradient in zip(variables, gradients[len(ops) :])
-            ]
         return [
             gathered[op].merged(gradient)
             if op in gathered and gradient is not None
             else gradient
             for op, gradient in zip(ops, gradients)
         ]
-
-    def _unscaled(self, variable, gradient):
-        """The gradient by a variable in float32, without the loss scale."""
-        if gradient is None:
-            return tf.zeros(variable.shape)
-        gradient = tf.cast(tf.convert_to_tensor(gradient), tf.float32)
-        return gradient / self._loss_scale
 
     def _gradient_state(self, op, gradient, what):
         """State of the gradient at an operation: that of its output."""
