@@ -71,11 +71,7 @@ def of(function, *inputs):
 
 
 def _operations(graph, outputs):
-    """Operations that run, as outputs or changes of states need them.
-
-    Of what a function returns, TensorFlow computes what its caller uses.
-    """
-    used = {t.ref() for t in outputs}
+    """Operations that run, as outputs or changes of states need them."""
     pending = [t.op for t in outputs]
     pending += [op for op in graph.get_operations() if op.op_def.is_stateful]
     seen = set()
@@ -84,16 +80,11 @@ def _operations(graph, outputs):
         if op in seen:
             continue
         seen.add(op)
-        used.update(t.ref() for t in op.inputs)
         pending += [t.op for t in op.inputs]
         pending += op.control_inputs
-    for op in seen:
         if op.type in functions.CALLS:
             body = functions.body(op)
-            returned = zip(op.outputs, body.outputs, strict=True)
-            yield from _operations(
-                body.graph, [b for t, b in returned if t.ref() in used]
-            )
+            yield from _operations(body.graph, body.outputs)
         else:
             yield op
 
