@@ -23,7 +23,7 @@ from tf_dpsub.launchers.terminal import durations, quiet
 _DELTA, _EPSILON, _CLIP = 1e-5, 1.0, 1.0
 _EPOCHS, _BATCH_SIZE = 4, 600
 _HEAD_EPOCHS = (0, 1, 2)
-_RATES = (0.25, 0.5, 1.0, 2.0)
+_RATES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 _SEEDS = range(3)
 
 
