@@ -151,7 +151,7 @@ class Program:
     """
 
     def __init__(self, file, precision):
-        self._name = f"{file.stem}, {precision}" if precision else file.stem
+        self._file, self._precision = file, precision
         context = multiprocessing.get_context("spawn")
         self._connection, others = context.Pipe()
         self._process = context.Process(
@@ -177,22 +177,26 @@ class Program:
         try:
             return self._connection.recv()
         except EOFError:
-            workload, _, method = self._name.rpartition("_")
-            return {
-                "workload": workload,
-                "method": method,
-                "impossible": f"its process ended with {self._process.exitcode}"
-            }  # fmt: skip
+            self._process.join()
+            reason = f"its process ended with {self._process.exitcode}"
+            described = step_file.CompiledStep.read(self._file)
+            about = _about(described, self._precision)
+            return about | {"impossible": reason}
+
+
+def _about(described, precision):
+    """What the result of a step begins with: dict of strings."""
+    return {
+        "workload": described.workload,
+        "method": described.method,
+        "precision": precision,
+    }
 
 
 def _serve(connection, file, precision):
     """Compiles a step, and times it when it is told for how many seconds."""
     described = step_file.CompiledStep.read(file)
-    result = {
-        "workload": described.workload,
-        "method": described.method,
-        "precision": precision,
-    }
+    result = _about(described, precision)
     try:
         jax.config.update("jax_enable_x64", True)
         device = jax.devices()[0]

@@ -13,12 +13,11 @@ import dataclasses
 import functools
 import itertools
 import statistics
-import time
 
 from tf_dpsub import accounting, files
 from tf_dpsub.launchers.papers.engine import saved_points
 from tf_dpsub.launchers.reports import folder_page
-from tf_dpsub.launchers.terminal import durations, quiet
+from tf_dpsub.launchers.terminal import quiet
 
 _DELTA, _EPSILON, _CLIP = 1e-5, 1.0, 1.0
 _EPOCHS, _BATCH_SIZE = 4, 600
@@ -83,25 +82,13 @@ class HeadFirst:
         """
         quiet.load_tensorflow()
         data = _data(fraction)
-        steps = _EPOCHS * -(-len(data.x_train) // _BATCH_SIZE)
-
-        def results_of(unfinished):
-            for point in unfinished:
-                start = time.monotonic()
-                result = run_point(data, point)
-                yield point, result
-                print(
-                    f"{point.name}: {100 * result['accuracy']:.1f} % in "
-                    f"{durations.text(time.monotonic() - start)}",
-                    flush=True,
-                )
-
-        return saved_points.run(
+        return saved_points.run_each(
             self.title,
             folder,
             points,
-            steps,
-            results_of=results_of,
+            _steps(data),
+            result_of=lambda point: run_point(data, point),
+            summary_of=lambda result: f"{100 * result['accuracy']:.1f} %",
             write_results=lambda saved: self._write_results(
                 folder, saved, command
             ),
@@ -146,17 +133,23 @@ def run_point(data, point):
     keras.utils.set_random_seed(point.seed)
     plain = tf_dpsub.models.mnist_cnn(data.x_train.shape[1:], 10, "tanh")
     model = tf_dpsub.make_private(plain)
-    rate = min(1.0, _BATCH_SIZE / len(data.x_train))
-    noise_multiplier = _noise_multiplier(rate)
+    batch_size = min(_BATCH_SIZE, len(data.x_train))
+    noise_multiplier = accounting.noise_multiplier(
+        epsilon=_EPSILON,
+        delta=_DELTA,
+        sampling_rate=batch_size / len(data.x_train),
+        steps=_steps(data),
+    )
 
-    def fit(epochs):
+    def fit(phase, epochs):
         model.compile(
             tf_dpsub.optimizers.DPSGD(
                 keras.optimizers.SGD(point.learning_rate),
                 l2_norm_clip=_CLIP,
                 noise_multiplier=noise_multiplier,
-                batch_size=min(_BATCH_SIZE, len(data.x_train)),
-                seed=point.seed + 1000 * epochs,
+                batch_size=batch_size,
+                # No phase draws the numbers of another one.
+                seed=2 * point.seed + phase,
             ),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             metrics=["accuracy"],
@@ -166,22 +159,16 @@ def run_point(data, point):
     if point.head_epochs:
         for layer in plain.layers[:-1]:
             layer.trainable = False
-        fit(point.head_epochs)
+        fit(0, point.head_epochs)
         for layer in plain.layers:
             layer.trainable = True
-    fit(_EPOCHS - point.head_epochs)
+    fit(1, _EPOCHS - point.head_epochs)
     _, accuracy = model.evaluate(data.x_test, data.y_test, verbose=0)
     return {"accuracy": accuracy, "epsilon": model.epsilon(_DELTA, "pld")}
 
 
-@functools.cache
-def _noise_multiplier(rate):
-    return accounting.noise_multiplier(
-        epsilon=_EPSILON,
-        delta=_DELTA,
-        sampling_rate=rate,
-        steps=_EPOCHS * round(1 / rate),
-    )
+def _steps(data):
+    return _EPOCHS * -(-len(data.x_train) // _BATCH_SIZE)
 
 
 def table(title, points, saved, command):

@@ -8,7 +8,6 @@ that promise a gain, and all are tuned alike. They are simulated.
 import dataclasses
 import itertools
 import statistics
-import time
 
 import numpy as np
 
@@ -21,7 +20,7 @@ from tf_dpsub.launchers.papers.engine import (
     saved_points,
 )
 from tf_dpsub.launchers.reports import folder_page
-from tf_dpsub.launchers.terminal import durations, quiet
+from tf_dpsub.launchers.terminal import quiet
 
 _DELTA = 1e-5
 _TUNING_SEED, _SEEDS = 0, (1, 2, 3, 4, 5)
@@ -278,23 +277,13 @@ class HeadSteps:
         cache.prepare()
         steps = max(1, round(fraction * _STEPS))
 
-        def results_of(unfinished):
-            for point in unfinished:
-                began = time.monotonic()
-                result = run_point(cache, point, steps)
-                yield point, result
-                print(
-                    f"{point.name}: {_accuracy(result)} % in "
-                    f"{durations.text(time.monotonic() - began)}",
-                    flush=True,
-                )
-
-        return saved_points.run(
+        return saved_points.run_each(
             self.title,
             folder,
             points,
             steps,
-            results_of=results_of,
+            result_of=lambda point: run_point(cache, point, steps),
+            summary_of=lambda result: f"{_accuracy(result)} %",
             write_results=lambda saved: self._write_results(
                 folder, saved, command
             ),

@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import itertools
 import statistics
-import time
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from tf_dpsub import accounting, files
 from tf_dpsub.accounting.statement import round_up
 from tf_dpsub.launchers.papers.engine import saved_points
 from tf_dpsub.launchers.reports import figures, folder_page
-from tf_dpsub.launchers.terminal import durations, quiet
+from tf_dpsub.launchers.terminal import quiet
 
 _DELTA = 1e-5
 _WIDTHS = (8, 32, 128, 512)
@@ -100,23 +99,13 @@ class NetworkWidth:
         epochs = max(1, round(fraction * _EPOCHS))
         quiet.load_tensorflow()
 
-        def results_of(unfinished):
-            for point in unfinished:
-                start = time.monotonic()
-                result = run_point(_images(), point, epochs)
-                yield point, result
-                print(
-                    f"{point.name}: {100 * result['accuracy']:.1f} % in "
-                    f"{durations.text(time.monotonic() - start)}",
-                    flush=True,
-                )
-
-        return saved_points.run(
+        return saved_points.run_each(
             self.title,
             folder,
             points,
             epochs * -(-_EXAMPLES // _BATCH_SIZE),
-            results_of=results_of,
+            result_of=lambda point: run_point(_images(), point, epochs),
+            summary_of=lambda result: f"{100 * result['accuracy']:.1f} %",
             write_results=lambda saved: self._write_results(
                 folder, saved, command
             ),

@@ -77,22 +77,13 @@ class PateMnist:
         steps = max(1, round(fraction * _STUDENT_STEPS))
         quiet.load_tensorflow()
 
-        def results_of(unfinished):
-            for point in unfinished:
-                result = run_point(_images(), point, folder, steps)
-                yield point, result
-                print(
-                    f"{point.name}: {100 * result['student']:.2f} % in "
-                    f"{durations.text(result['seconds'])}",
-                    flush=True,
-                )
-
-        return saved_points.run(
+        return saved_points.run_each(
             self.title,
             folder,
             points,
             steps,
-            results_of=results_of,
+            result_of=lambda point: run_point(_images(), point, folder, steps),
+            summary_of=lambda result: f"{100 * result['student']:.2f} %",
             write_results=lambda saved: self._write_results(
                 folder, saved, command
             ),

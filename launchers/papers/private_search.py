@@ -16,7 +16,7 @@ from tf_dpsub.accounting import selection
 from tf_dpsub.accounting.statement import round_up
 from tf_dpsub.launchers.papers.engine import saved_points
 from tf_dpsub.launchers.reports import figures, folder_page
-from tf_dpsub.launchers.terminal import durations, quiet
+from tf_dpsub.launchers.terminal import quiet
 
 _DELTA = 1e-5
 # Trials as those of the tutorial on private search.
@@ -72,22 +72,13 @@ class PrivateSearch:
         epochs = max(1, round(fraction * _EPOCHS))
         quiet.load_tensorflow()
 
-        def results_of(unfinished):
-            for point in unfinished:
-                result = run_point(_digits(), point, epochs)
-                yield point, result
-                print(
-                    f"{point.name}: {100 * result['accuracy']:.1f} % in "
-                    f"{durations.text(result['seconds'])}",
-                    flush=True,
-                )
-
-        return saved_points.run(
+        return saved_points.run_each(
             self.title,
             folder,
             points,
             epochs * -(-len(_digits().x_train) // _BATCH_SIZE),
-            results_of=results_of,
+            result_of=lambda point: run_point(_digits(), point, epochs),
+            summary_of=lambda result: f"{100 * result['accuracy']:.1f} %",
             write_results=lambda saved: self._write_results(
                 folder, saved, command
             ),

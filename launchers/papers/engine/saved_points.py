@@ -1,7 +1,43 @@
 """Results of points of a study, from which an interrupted one goes on."""
 
+import time
+
 from tf_dpsub import files
-from tf_dpsub.launchers.terminal import program
+from tf_dpsub.launchers.terminal import durations, program
+
+
+def run_each(
+    title, folder, points, steps, *, result_of, summary_of, write_results
+):
+    """Runs the unfinished points one after another, as `run` does.
+
+    Args:
+        title, folder, points, steps, write_results: as for `run`.
+        result_of: function of a point that gives its result.
+        summary_of: function of a result that gives a string, to be printed.
+
+    Returns, Raises: as `run`.
+    """
+
+    def results_of(unfinished):
+        for point in unfinished:
+            began = time.monotonic()
+            result = result_of(point)
+            yield point, result
+            print(
+                f"{point.name}: {summary_of(result)} in "
+                f"{durations.text(time.monotonic() - began)}",
+                flush=True,
+            )
+
+    return run(
+        title,
+        folder,
+        points,
+        steps,
+        results_of=results_of,
+        write_results=write_results,
+    )
 
 
 def run(title, folder, points, steps, *, results_of, write_results):
