@@ -6,12 +6,15 @@ import itertools
 import tensorflow as tf
 from keras import tree
 
+from tf_dpsub.training.claims import claims_of
+
 
 def train_function(model):
     """Builds what `fit` calls for each block of `steps_per_execution` steps.
 
     Formal guarantees: no step runs before the run has charged for it, and none
-    with other noise than the run has recorded: noise is a constant of the step.
+    that was traced under other claims than those which the run has recorded:
+    clips and noise are constants of the step.
 
     Args:
         model: compiled `PrivateModel`.
@@ -20,7 +23,7 @@ def train_function(model):
         Function of an iterator of batches; it returns the logs of training.
     """
     one_step = _on_replicas(model, model.train_step)
-    multiplier = noise_of(model)
+    claims = claims_of(model.optimizer)
 
     @functools.cache
     def block_of(count):
@@ -33,7 +36,7 @@ def train_function(model):
 
     def run_steps(iterator):
         run = model.current_run
-        run.require_noise(multiplier)
+        run.require_claims(claims)
         run.take_from(iterator)
         count = run.steps_at_once(model.steps_per_execution)
         if count == 0:
@@ -48,16 +51,8 @@ def train_function(model):
             logs = one_step(data)
         return logs
 
-    run_steps.noise_multiplier = multiplier
+    run_steps.claims = claims
     return run_steps
-
-
-def noise_of(model) -> float | None:
-    """The effective noise multiplier of a step that is traced now, if known."""
-    optimizer = model.optimizer
-    if not optimizer.is_calibrated:
-        return None
-    return optimizer.effective_noise_multiplier
 
 
 def test_function(model):

@@ -30,6 +30,7 @@ from tf_dpsub.training import (
     tallies,
     workers,
 )
+from tf_dpsub.training.claims import claims_of
 
 
 def make_private(model, *, ledger_path: str | None = None):
@@ -481,7 +482,7 @@ class PrivateModel(
         if (
             force
             or function is None
-            or function.noise_multiplier != execution.noise_of(self)
+            or function.claims != claims_of(self.optimizer)
         ):
             self.train_function = execution.train_function(self)
 

@@ -12,6 +12,7 @@ from tf_dpsub.gradients.rows import mask_rows, scale_rows
 from tf_dpsub.gradients.tracing import trace
 from tf_dpsub.layers import conversion
 from tf_dpsub.training import ids, microbatches, own_loss, step_states
+from tf_dpsub.training.claims import Claims, claims_of
 from tf_dpsub.training.per_example_loss import PerExampleLoss
 from tf_dpsub.training.views import Views
 
@@ -130,6 +131,7 @@ class PrivateStep:
             and self.optimizer.public_state.is_compilable
             and not forward.draws
         )
+        self._traced_claims: list[Claims | None] = []
         self._function = tf.function(
             self._sums, autograph=False, jit_compile=self.is_compiled
         )
@@ -144,9 +146,26 @@ class PrivateStep:
         Returns:
             List of tensors, as the optimizer's `clipped_sums`, in float64
             where several microbatches were added up.
+
+        Raises:
+            RuntimeError: if the optimizer claims something else by now than
+                where the sums were traced, another clip, say.
         """
         _require_graphs()
+        if not self.has_present_claims:
+            raise RuntimeError(
+                "Expected an optimizer that claims what it did where its sums "
+                f"were traced, {self._traced_claims[0]}, got "
+                f"{claims_of(self.optimizer)}: clips are constants of these. "
+                "Compile the model again."
+            )
         return self._function(batch)
+
+    @property
+    def has_present_claims(self) -> bool:
+        """Whether what was traced, if anything, is what is claimed now."""
+        present = claims_of(self.optimizer)
+        return all(claims == present for claims in self._traced_claims)
 
     def _build(self, spec):
         """Creates variables of losses and metrics outside of any step.
@@ -233,6 +252,7 @@ class PrivateStep:
         sum over a power of two, from where on all later ones are rounded more
         coarsely: the sum would move by more than the clip.
         """
+        self._traced_claims.append(claims_of(self.optimizer))
         self._states.begin_step()
         size = self._microbatch_size
         parts = tree.map_structure(
@@ -400,6 +420,7 @@ class StepCache:
 
     def of(self, spec, views: int = 1) -> PrivateStep:
         """The step for microbatches of a spec, with so many views."""
+        self._steps = [(k, s) for k, s in self._steps if s.has_present_claims]
         for kind, step in self._steps:
             if kind == (spec, views):
                 return step

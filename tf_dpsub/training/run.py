@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from tf_dpsub import accounting, interruptions
 from tf_dpsub.training import calibration, requirements
+from tf_dpsub.training.claims import Claims, claims_of
 
 
 class Run:
@@ -81,6 +82,7 @@ class Run:
         self._ledger_counts: tuple[int, int] | None = None
         self._epochs_to_charge = 0
         self._has_begun = False
+        self._claims = claims_of(self.optimizer)
 
     def __enter__(self):
         require_none(self._model)
@@ -301,24 +303,28 @@ class Run:
         """Stops the run after so many further epochs have begun, or earlier."""
         self._epoch_limit = min(self._epoch_limit, self._epochs_begun + epochs)
 
-    def require_noise(self, multiplier: float | None):
-        """Refuses a step with other noise than the run has recorded.
+    def require_claims(self, traced: Claims | None):
+        """Refuses a step of which something else is claimed than of the run.
 
         Args:
-            multiplier: float, the effective one that the step was made with.
+            traced: `Claims`, those that the step was made under.
 
         Raises:
-            RuntimeError: if it is another one.
+            RuntimeError: if these, or those of the optimizer now, are others
+                than those that the run began with.
             ValueError: as `require_optimizer`.
         """
         self.require_optimizer()
-        present = self.optimizer.effective_noise_multiplier
-        if not multiplier == present == self.entry.noise_multiplier:
+        present = claims_of(self.optimizer)
+        if not traced == present == self._claims or (
+            self.optimizer.effective_noise_multiplier
+            != self.entry.noise_multiplier
+        ):
             raise RuntimeError(
-                "Expected the noise that the run began with, a multiplier of "
-                f"{self.entry.noise_multiplier}, got {present} in the "
-                f"optimizer and {multiplier} in its step: something has "
-                "changed it since. Give each model an optimizer of its own."
+                f"Expected what the run began with, {self._claims}, got "
+                f"{present} in the optimizer and {traced} in its step: "
+                "something has changed it since. Give each model an optimizer "
+                "of its own, and change none in a callback."
             )
 
     def require_optimizer(self):
