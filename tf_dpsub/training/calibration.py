@@ -78,9 +78,9 @@ def calibrate(
     Formal guarantees: nothing private is read. The noise is a function of the
     target, of what the ledger has counted, and of the number of examples, the
     batch size and the number of steps, which are public. That a step has the
-    noise which the ledger records is checked before each (`Run.require_claims`),
-    and that the ledger keeps the target before the first, and whenever others
-    have added to it.
+    noise which the ledger records is checked before each
+    (`Run.require_claims`), and that the ledger keeps the target before the
+    first, and whenever others have added to it.
 
     Args:
         model: compiled `PrivateModel`.
