@@ -328,8 +328,8 @@ def sst2_long(inputs):
         title="RGP on SST-2 at ε = 8 in 450 steps, by what carriers follow",
         trials=(
             *_by_rate((2e-4, 5e-4), not_private, config, "Adam, not private"),
-            *_by_rate((2e-3, 4e-3, 1e-3), methods, config, "Adam"),
-            *_by_rate((0.1, 0.3, 0.03), by_sgd, config, "SGD"),
+            *_by_rate((4e-3, 8e-3, 2e-3, 1e-3), methods, config, "Adam"),
+            *_by_rate((0.3, 1.0, 0.1, 0.03), by_sgd, config, "SGD"),
         ),
         figures={
             "accuracy": functools.partial(
