@@ -234,7 +234,7 @@ class _Endless:
     def require_optimizer(self):
         pass
 
-    def require_claims(self, traced):
+    def require_claims(self, *traced):
         pass
 
     def take_from(self, iterator):

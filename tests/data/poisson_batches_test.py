@@ -684,3 +684,24 @@ class TestWithInputs:
         batches = PoissonBatches(rows, batch_size=5)
         with pytest.raises(ValueError, match="batches of arrays"):
             batches.with_inputs(np.zeros(10))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "examples",
+        "own_examples",
+        "batch_size",
+        "sampling_rate",
+        "largest_rate",
+        "steps_per_epoch",
+        "groups",
+        "seed",
+        "unit",
+    ],
+)
+@pytest.mark.parametrize("kind", [PoissonBatches, data.OncePerEpoch])
+def test_what_the_ledger_rests_on_cannot_be_set(kind, name):
+    batches = kind(np.zeros((20, 1), "float32"), batch_size=2)
+    with pytest.raises(AttributeError):
+        setattr(batches, name, 1)

@@ -8,6 +8,7 @@ import tensorflow as tf
 import tf_dpsub
 from tests.training.plain_models import loss
 from tf_dpsub import optimizers
+from tf_dpsub.gradients import UpdatesState
 
 ROWS = 20
 X = 10 * np.random.default_rng(0).normal(size=(ROWS, 5)).astype("float32")
@@ -120,3 +121,170 @@ def test_steps_are_traced_again_where_claims_change(change, is_traced_again):
     model.fit(X, Y, verbose=0)
     assert (model.train_function is not function) == is_traced_again
     assert (model.training_step is not step) == is_traced_again
+
+
+def targeted(**compile_arguments):
+    """A stock optimizer, which finds its noise for an ε."""
+    model = tf_dpsub.make_private(
+        keras.Sequential([keras.Input((5,)), keras.layers.Dense(3)])
+    )
+    optimizer = optimizers.DPSGD(
+        keras.optimizers.SGD(1.0),
+        epsilon=2.0,
+        delta=1e-5,
+        l2_norm_clip=1.0,
+        batch_size=ROWS,
+    )
+    model.compile(optimizer, loss(), **compile_arguments)
+    return model
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 2])
+def test_noise_that_data_change_while_they_are_read_is_refused(
+    steps_per_execution,
+):
+    model = targeted(steps_per_execution=steps_per_execution)
+
+    def batches():
+        for _ in range(4):
+            if model.ledger.steps or model.optimizer.is_calibrated:
+                model.optimizer.calibrate(1e-4)
+            yield X, Y
+
+    data = tf.data.Dataset.from_generator(
+        batches,
+        output_signature=(
+            tf.TensorSpec([ROWS, 5]),
+            tf.TensorSpec([ROWS], tf.int64),
+        ),
+    )
+    before = model.get_weights()
+    with pytest.raises(RuntimeError, match="something has changed it since"):
+        model.fit(data, steps_per_epoch=4, verbose=0)
+    # No step was taken, or those of one execution with the noise of the run.
+    change = np.abs(model.get_weights()[0] - before[0]).max()
+    assert change == 0 or (steps_per_execution == 2 and change > 0.01)
+
+
+@pytest.mark.parametrize("run_eagerly", [False, True])
+def test_noise_that_a_loss_changes_while_it_is_traced_is_refused(run_eagerly):
+    class Changing(keras.losses.SparseCategoricalCrossentropy):
+        def call(self, y_true, y_pred):
+            if model.current_run is not None:
+                model.optimizer.calibrate(1e-4)
+            return super().call(y_true, y_pred)
+
+    model = targeted(run_eagerly=run_eagerly)
+    model.compile(model.optimizer, Changing(from_logits=True))
+    before = model.get_weights()
+    with pytest.raises(RuntimeError, match="its sums were traced"):
+        model.fit(X, Y, verbose=0)
+    for weight, was in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(weight, was)
+
+
+def test_other_noise_than_the_claimed_one_is_refused():
+    class Quiet(optimizers.DPSGD):
+        def noise_stddevs(self):
+            return [stddev / 100 for stddev in super().noise_stddevs()]
+
+    model = private(Quiet)
+    with pytest.raises(ValueError, match="the noise that it claims"):
+        model.fit(X, Y, verbose=0)
+    assert model.ledger.steps == 0
+
+
+def test_claims_of_arrays_that_change_in_place_are_seen():
+    class OfArrays(optimizers.DPSGD):
+        array = np.ones([])
+        l2_norm_clip = property(lambda self: self.array)
+
+    model = private(OfArrays)
+    before = fit(model)
+    OfArrays.array[...] = 0.01
+    assert fit(model) == pytest.approx(0.01 * before, rel=0.5)
+    clips = [entry.l2_norm_clip for entry in model.ledger.entries]
+    assert clips == pytest.approx([1.0, 0.01])
+
+
+def test_an_optimizer_trains_one_model_at_a_time():
+    first = private()
+    second = tf_dpsub.make_private(first.model)
+    second.compile(first.optimizer, loss())
+
+    class Nested(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            second.fit(X, Y, verbose=0)
+
+    with pytest.raises(RuntimeError, match="trains no other model"):
+        first.fit(X, Y, callbacks=[Nested()], verbose=0)
+    assert first.ledger.steps == second.ledger.steps == 0
+    # Neither is left in a run.
+    second.fit(X, Y, verbose=0)
+
+
+@pytest.mark.parametrize("when", ["train", "epoch"])
+@pytest.mark.parametrize("is_traced", [False, True])
+def test_rewriting_to_bfloat16_is_refused_within_a_run(when, is_traced):
+    model = private()
+    if is_traced:
+        model.fit(X, Y, verbose=0)
+    steps = model.ledger.steps
+    option = "auto_mixed_precision_onednn_bfloat16"
+    turned_on = keras.callbacks.Callback()
+    setattr(
+        turned_on,
+        f"on_{when}_begin",
+        lambda *args, **kwargs: tf.config.optimizer.set_experimental_options(
+            {option: True}
+        ),
+    )
+    try:
+        with pytest.raises(ValueError, match=f"the option {option}"):
+            model.fit(X, Y, callbacks=[turned_on], verbose=0)
+    finally:
+        tf.config.optimizer.set_experimental_options({option: False})
+    assert model.ledger.steps == steps
+
+
+@pytest.mark.parametrize("per_example", ["graph", "vectorized_map"])
+def test_a_state_that_a_layer_begins_to_write_is_refused(per_example):
+    """It would count the passes of a step, and so its examples."""
+
+    class Counting(keras.layers.Layer):
+        counts = False
+
+        def build(self, shape):
+            self.passes = self.add_weight(
+                shape=(), initializer="zeros", trainable=False
+            )
+
+        def call(self, x):
+            if self.counts:
+                self.passes.assign(self.passes + 1.0)
+            return x * (1.0 + self.passes)
+
+    layer = Counting()
+    model = tf_dpsub.make_private(
+        keras.Sequential([keras.Input((5,)), layer, keras.layers.Dense(3)])
+    )
+    optimizer = optimizers.DPSGD(
+        "sgd",
+        noise_multiplier=1.0,
+        l2_norm_clip=1.0,
+        batch_size=ROWS,
+        microbatch_size=4,
+        per_example=per_example,
+    )
+    model.compile(optimizer, loss())
+
+    class Begin(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            layer.counts = True
+
+    with pytest.raises(UpdatesState, match="writes"):
+        model.fit(X, Y, callbacks=[Begin()], verbose=0)
+    # What is written from the beginning is found, and kept apart.
+    model.compile(optimizer, loss())
+    model.fit(X, Y, verbose=0)
+    assert float(layer.passes) == 1.0

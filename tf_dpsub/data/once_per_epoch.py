@@ -50,7 +50,7 @@ class OncePerEpoch(poisson_batches.PoissonBatches):
 
     def _set_size(self, examples, batch_size):
         super()._set_size(examples, batch_size)
-        self.sampling_rate = 1 / self.steps_per_epoch
+        self._sampling_rate = 1 / self.steps_per_epoch
 
     @property
     def ledger_fields(self):

@@ -50,7 +50,7 @@ class PersonBatches(PoissonBatches):
             positive int.
     """
 
-    unit = "person"
+    unit = property(lambda self: "person")
 
     def __init__(self, batches: PoissonBatches, person_ids, rows_per_step: int):
         check_count("rows_per_person_per_step", rows_per_step)
@@ -74,7 +74,7 @@ class PersonBatches(PoissonBatches):
             f"that a step takes at most {rows_per_step} rows of a person",
         )
         self._set_size(persons.persons, batches.batch_size)
-        self.own_examples = persons.persons
+        self._own_examples = persons.persons
         with tf.device("CPU"):
             self._order = tf.constant(persons.order)
             self._starts = tf.constant(persons.starts)

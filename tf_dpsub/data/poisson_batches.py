@@ -166,7 +166,6 @@ class PoissonBatches:
     ```
     """
 
-    unit = "example"
     # As an argument of `fit`.
     sampling = "poisson"
 
@@ -193,7 +192,7 @@ class PoissonBatches:
                     "(x, y) or (x, y, sample_weight)."
                 )
             x = row_sources.as_source(x)
-            self.own_examples = len(x)
+            self._own_examples = len(x)
             self.inputs = None
             reader = row_gathers.SourceReader(x, _named_parts)
             self.comparable_inputs = reader.inputs_in_chunks
@@ -201,7 +200,7 @@ class PoissonBatches:
             parts = _named_parts(x, y, sample_weight)
             self._targets = {"y": parts.get("y"), "w": parts.get("w")}
             arrays = {k: _checked_arrays(k, v) for k, v in parts.items()}
-            self.own_examples = _common_length(arrays)
+            self._own_examples = _common_length(arrays)
             self.inputs = self.comparable_inputs = arrays["x"]
             reader = row_gathers.MemoryMapReader.of(arrays)
         self._total_examples = total_examples
@@ -211,17 +210,17 @@ class PoissonBatches:
             _checked_total(total_examples, self.own_examples, sampling_rates),
             batch_size,
         )
-        self.largest_rate: float | None = None
+        self._largest_rate: float | None = None
         self._rates = None
         if sampling_rates is not None:
             self._rates = row_rates.checked(
                 sampling_rates, self.examples, self.batch_size
             )
-            self.largest_rate = float(self._rates.max())
-        self.groups = 1
+            self._largest_rate = float(self._rates.max())
+        self._groups = 1
         self._members: list[np.ndarray] = []
         check_seed(seed)
-        self.seed = seed
+        self._seed = seed
         self._iterators: dict = collections.defaultdict(itertools.count)
         self._reader = reader
         self._gather = (
@@ -238,6 +237,17 @@ class PoissonBatches:
         self._views_given: int | None = None
         if map is not None:
             self._map_with(row_maps.RowMap(map, self._gather))
+
+    # The ledger rests on them: they stay as the batches were made.
+    unit = property(lambda self: "example")
+    examples = property(lambda self: self._examples)
+    own_examples = property(lambda self: self._own_examples)
+    batch_size = property(lambda self: self._batch_size)
+    sampling_rate = property(lambda self: self._sampling_rate)
+    largest_rate = property(lambda self: self._largest_rate)
+    steps_per_epoch = property(lambda self: self._steps_per_epoch)
+    groups = property(lambda self: self._groups)
+    seed = property(lambda self: self._seed)
 
     @property
     def ledger_fields(self):
@@ -366,7 +376,7 @@ class PoissonBatches:
                 "(`bands` of the optimizer), or smaller batches."
             )
         batches = copy.copy(self)
-        batches.groups, batches._members = int(groups), []
+        batches._groups, batches._members = int(groups), []
         if groups > 1:
             order = np.random.default_rng(_SEED_OF_GROUPS).permutation(
                 self.examples
@@ -425,10 +435,10 @@ class PoissonBatches:
         return batches
 
     def _set_size(self, examples, batch_size):
-        self.examples = examples
-        self.batch_size = _checked_batch_size(batch_size, examples, self.unit)
-        self.sampling_rate = self.batch_size / examples
-        self.steps_per_epoch = math.ceil(examples / self.batch_size)
+        self._examples = examples
+        self._batch_size = _checked_batch_size(batch_size, examples, self.unit)
+        self._sampling_rate = self.batch_size / examples
+        self._steps_per_epoch = math.ceil(examples / self.batch_size)
 
     def _like(self, x, y, sample_weight):
         batches = type(self)(

@@ -2,7 +2,9 @@
 
 import dataclasses
 
-from tf_dpsub.primitives.release import Release
+import keras
+
+from tf_dpsub.primitives.release import Release, effective_noise_multiplier
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,16 +18,23 @@ class Claims:
     Attributes:
         mechanism: string, the optimizer's.
         batch_size: int.
+        l2_norm_clip: float.
         releases: tuple of `Release`, with the clips.
-        noise_stddevs: tuple of float, one for each tensor that is released.
         secure_noise: bool.
+        inner_optimizer: `keras.optimizers.Optimizer`, which counts the steps.
     """
 
     mechanism: str
     batch_size: int
+    l2_norm_clip: float
     releases: tuple[Release, ...]
-    noise_stddevs: tuple[float, ...]
     secure_noise: bool
+    inner_optimizer: keras.optimizers.Optimizer
+
+    @property
+    def effective_noise_multiplier(self) -> float:
+        """Noise multiplier of the one Gaussian that accounts for a step."""
+        return effective_noise_multiplier(list(self.releases))
 
     def __str__(self):
         releases = " and ".join(
@@ -40,13 +49,37 @@ def claims_of(optimizer) -> Claims | None:
 
     Args:
         optimizer: `tf_dpsub.optimizers.PrivateOptimizer`.
+
+    Raises:
+        ValueError: if its noise is not the one that it claims.
     """
     if not optimizer.is_calibrated:
         return None
-    return Claims(
+    # Numbers of a subclass may be arrays, which change in place.
+    claims = Claims(
         optimizer.mechanism,
-        optimizer.batch_size,
-        tuple(optimizer.releases()),
-        tuple(optimizer.noise_stddevs()),
-        optimizer.secure_noise,
+        int(optimizer.batch_size),
+        float(optimizer.l2_norm_clip),
+        tuple(
+            Release(
+                tensors=r.tensors,
+                clip=float(r.clip),
+                noise_multiplier=float(r.noise_multiplier),
+            )
+            for r in optimizer.releases()
+        ),
+        bool(optimizer.secure_noise),
+        optimizer.inner_optimizer,
     )
+    added = tuple(optimizer.noise_stddevs())
+    claimed = tuple(
+        r.noise_stddev for r in claims.releases for _ in range(r.tensors)
+    )
+    if added != claimed:
+        raise ValueError(
+            f"Expected {type(optimizer).__name__} to add the noise that it "
+            "claims in `releases`, of standard deviations "
+            f"{sorted(set(claimed))}, got {sorted(set(added))} from "
+            "`noise_stddevs`. Override `releases` instead."
+        )
+    return claims

@@ -6,6 +6,7 @@ import itertools
 import tensorflow as tf
 from keras import tree
 
+from tf_dpsub.training import requirements
 from tf_dpsub.training.claims import claims_of
 
 
@@ -14,7 +15,8 @@ def train_function(model):
 
     Formal guarantees: no step runs before the run has charged for it, and none
     that was traced under other claims than those which the run has recorded:
-    clips and noise are constants of the step.
+    clips and noise are constants of the step. Nor does TensorFlow narrow what
+    was proved, at no step.
 
     Args:
         model: compiled `PrivateModel`.
@@ -43,10 +45,13 @@ def train_function(model):
             model.stop_training = True
             return model._tallies.added_to(model.get_metrics_result())
         if count > 1 and not model.run_eagerly:
+            requirements.require_full_precision()
             run.charge(count)
             return block_of(count)(iterator)
         for _ in range(count):
             data = next(iterator)
+            # Whatever made the data may have changed it.
+            requirements.require_full_precision()
             run.charge(1)
             logs = one_step(data)
         return logs

@@ -499,15 +499,17 @@ class PrivateModel(
                 "train_step was called outside of fit and train_on_batch: the "
                 "step would not be accounted for. Call one of these instead."
             )
-        self.current_run.require_optimizer()
+        self.current_run.require_claims()
         # Neither waits for the other, unless a mechanism makes it.
         self.optimizer.prepare()
         sums = self.training_step(data)
         if self.current_run.observer is not None:
             self.current_run.observer(sums)
+        noisy_sums = self.optimizer.noisy(sums)
+        # Code of the user that was traced meanwhile may have changed them.
+        self.current_run.require_claims()
         self.optimizer.apply_noisy(
-            self.optimizer.noisy(sums),
-            self._tallies.regularization_gradients(),
+            noisy_sums, self._tallies.regularization_gradients()
         )
         return self._tallies.added_to(self.get_metrics_result())
 

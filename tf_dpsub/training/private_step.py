@@ -152,6 +152,7 @@ class PrivateStep:
                 where the sums were traced, another clip, say.
         """
         _require_graphs()
+        sums = self._function(batch)
         if not self.has_present_claims:
             raise RuntimeError(
                 "Expected an optimizer that claims what it did where its sums "
@@ -159,7 +160,7 @@ class PrivateStep:
                 f"{claims_of(self.optimizer)}: clips are constants of these. "
                 "Compile the model again."
             )
-        return self._function(batch)
+        return sums
 
     @property
     def has_present_claims(self) -> bool:
@@ -253,6 +254,12 @@ class PrivateStep:
         coarsely: the sum would move by more than the clip.
         """
         self._traced_claims.append(claims_of(self.optimizer))
+        sums = self._sums_of_passes(batch)
+        # Code of the user that was traced meanwhile may have changed them.
+        self._traced_claims.append(claims_of(self.optimizer))
+        return sums
+
+    def _sums_of_passes(self, batch):
         self._states.begin_step()
         size = self._microbatch_size
         parts = tree.map_structure(
@@ -328,8 +335,9 @@ class PrivateStep:
             self.optimizer.per_example_variables,
             is_vectorizable=True,
         )
-        sums = self.optimizer.clipped_sums(rows, part["real"])
         graph = tf.compat.v1.get_default_graph()
+        self._states.require_kept(graph.get_operations())
+        sums = self.optimizer.clipped_sums(rows, part["real"])
         known = len(graph.get_operations())
         self._update_metrics(part, aux, rows.valid)
         self._require_no_weight_written(graph.get_operations()[known:])

@@ -2,12 +2,20 @@
 
 import dataclasses
 import math
+import threading
 import warnings
+import weakref
 from collections.abc import Callable
 
 from tf_dpsub import accounting, interruptions
 from tf_dpsub.training import calibration, requirements
 from tf_dpsub.training.claims import Claims, claims_of
+
+
+# Optimizers of runs in progress. Two runs at a time, in two threads, would draw
+# the same noise for two steps.
+_TRAINING: weakref.WeakSet = weakref.WeakSet()
+_ONE_AT_A_TIME = threading.Lock()
 
 
 class Run:
@@ -85,8 +93,16 @@ class Run:
         self._claims = claims_of(self.optimizer)
 
     def __enter__(self):
-        require_none(self._model)
-        self._model.current_run = self
+        with _ONE_AT_A_TIME:
+            require_none(self._model)
+            if self.optimizer in _TRAINING:
+                raise RuntimeError(
+                    "Expected an optimizer that trains no other model at the "
+                    "moment, got one that does: its steps would share noise. "
+                    "Give each model an optimizer of its own."
+                )
+            _TRAINING.add(self.optimizer)
+            self._model.current_run = self
         return self
 
     def __exit__(self, *error):
@@ -303,11 +319,11 @@ class Run:
         """Stops the run after so many further epochs have begun, or earlier."""
         self._epoch_limit = min(self._epoch_limit, self._epochs_begun + epochs)
 
-    def require_claims(self, traced: Claims | None):
+    def require_claims(self, *traced: Claims | None):
         """Refuses a step of which something else is claimed than of the run.
 
         Args:
-            traced: `Claims`, those that the step was made under.
+            *traced: `Claims` that the step was made under, if it was before.
 
         Raises:
             RuntimeError: if these, or those of the optimizer now, are others
@@ -315,17 +331,18 @@ class Run:
             ValueError: as `require_optimizer`.
         """
         self.require_optimizer()
-        present = claims_of(self.optimizer)
-        if not traced == present == self._claims or (
-            self.optimizer.effective_noise_multiplier
-            != self.entry.noise_multiplier
-        ):
-            raise RuntimeError(
-                f"Expected what the run began with, {self._claims}, got "
-                f"{present} in the optimizer and {traced} in its step: "
-                "something has changed it since. Give each model an optimizer "
-                "of its own, and change none in a callback."
-            )
+        for claims in (claims_of(self.optimizer), *traced):
+            if claims is None or not (
+                claims == self._claims
+                and claims.effective_noise_multiplier
+                == self.entry.noise_multiplier
+            ):
+                raise RuntimeError(
+                    f"Expected what the run began with, {self._claims}, got "
+                    f"{claims}: something has changed it since. Give each "
+                    "model an optimizer of its own, and change none while it "
+                    "trains."
+                )
 
     def require_optimizer(self):
         """Refuses a step that is not the one which is in the ledger.
@@ -374,6 +391,7 @@ class Run:
         """Ends the run: no further step is taken in it."""
         model = self._model
         model.current_run = None
+        _TRAINING.discard(self.optimizer)
         if self.observer is not None:
             # The next one traces a step that shows its sums to nobody.
             model.make_train_function(force=True)
@@ -444,8 +462,8 @@ def entry_of(
     poisson = None if batches is None else batches.poisson
     return accounting.LedgerEntry(
         mechanism=optimizer.mechanism,
-        noise_multiplier=optimizer.effective_noise_multiplier,
-        l2_norm_clip=optimizer.l2_norm_clip,
+        noise_multiplier=float(optimizer.effective_noise_multiplier),
+        l2_norm_clip=float(optimizer.l2_norm_clip),
         batch_size=optimizer.batch_size,
         **sampling_of(model, batches),
         fixed_seed=optimizer.seed is not None

@@ -7,7 +7,8 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
-from tf_dpsub.gradients.graph import seeds, sources
+from tf_dpsub.gradients.graph import effects, functions, seeds, sources
+from tf_dpsub.gradients.graph.states import UpdatesState
 from tf_dpsub.primitives import threefry
 
 # What the key of a step is used for: the next one, keys for all passes, and,
@@ -68,6 +69,34 @@ class StepStates:
             _variable(tf.convert_to_tensor(v)) for v in self._changed
         ]
         self.variables += self._starts
+
+    def require_kept(self, operations: list):
+        """Checks that forward passes write nothing that was not found before.
+
+        A state that a layer began to write since, at the word of a callback,
+        would tell how many passes there were, and so how many examples.
+
+        Args:
+            operations: list of `tf.Operation`, those of a step so far.
+
+        Raises:
+            UpdatesState: if another variable is written.
+        """
+        kept = set().union(
+            *(
+                sources.handles(v)
+                for v in (*self.seeds, *self.variables, *self._changed)
+            )
+        )
+        for written in effects.written_by(operations):
+            handle = written.deref()
+            if id(functions.origin(handle)) not in kept:
+                raise UpdatesState(
+                    "Expected a model that writes in a step what it wrote when "
+                    f"it was checked, got one that writes '{handle.op.name}' "
+                    "as well. Change no layer while a model trains: compile "
+                    "it again."
+                )
 
     def share(self, shared: list):
         """Sets which seeds have one key for all passes of a step.

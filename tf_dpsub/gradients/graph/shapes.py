@@ -50,6 +50,11 @@ _RESIZES_BACK = frozenset(
 )
 
 _PROVED: weakref.WeakSet = weakref.WeakSet()
+# Output shapes by all that they follow from: a graph has the same operations
+# many times over, and is walked several times.
+_FOUND: dict = {}
+_MOST_FOUND = 10_000
+_LARGEST_VALUE = 4096  # bytes
 
 
 def require_inferred(op, constants):
@@ -252,6 +257,42 @@ def _again(op, constants):
     if is_told and op.type != _LOOKS_AT_SHAPES:
         return [tf.TensorSpec(None, t.dtype) for t in op.outputs]
     values = [_value(tensor, constants) for tensor in op.inputs]
+    attributes = {
+        key: value
+        for key, value in op.node_def.attr.items()
+        if key not in ("_class", "_output_shapes")
+    }
+    if not _tells_all([*op.inputs, *op.outputs], values):
+        return _made_of(op, values, attributes)
+    key = (
+        op.type,
+        tuple((t.dtype, str(t.shape)) for t in op.inputs),
+        tuple(None if v is None else (v.shape, v.tobytes()) for v in values),
+        tuple(
+            (key, value.SerializeToString(deterministic=True))
+            for key, value in sorted(attributes.items())
+        ),
+    )
+    if key not in _FOUND:
+        if len(_FOUND) >= _MOST_FOUND:
+            _FOUND.clear()
+        _FOUND[key] = [
+            tf.TensorSpec(t.shape, t.dtype)
+            for t in _made_of(op, values, attributes)
+        ]
+    return _FOUND[key]
+
+
+def _tells_all(tensors, values):
+    """Whether types, shapes and values are all that shapes follow from."""
+    return not any(
+        tensor.dtype in (tf.resource, tf.variant, tf.string)
+        for tensor in tensors
+    ) and all(v is None or v.nbytes <= _LARGEST_VALUE for v in values)
+
+
+def _made_of(op, values, attributes):
+    """Outputs of such an operation, of constants where values are given."""
     with tf.Graph().as_default() as graph:
         inputs = [
             functions.placeholder_like(tensor, tensor.shape)
@@ -259,11 +300,6 @@ def _again(op, constants):
             else tf.constant(value, tensor.dtype)
             for tensor, value in zip(op.inputs, values)
         ]
-        attributes = {
-            key: value
-            for key, value in op.node_def.attr.items()
-            if key not in ("_class", "_output_shapes")
-        }
         made = graph.create_op(
             op.type,
             inputs,

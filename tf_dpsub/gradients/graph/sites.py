@@ -633,7 +633,11 @@ def lookup(op, k, gradient, operand_state, gradient_state, batch_size):
     axis = int(ConstantFolder()(op.inputs[2]))
     if op.get_attr("batch_dims") != 0 or axis != 0:
         raise Unproven("gathers along an axis other than 0")
-    indices = batch_first(op.inputs[1], operand_state, batch_size)
+    indices = op.inputs[1]
+    if indices.dtype not in (tf.int32, tf.int64):
+        # TensorFlow gathers by these, and has few other kernels for them.
+        indices = tf.cast(indices, tf.int64)
+    indices = batch_first(indices, operand_state, batch_size)
     gradient = batch_first(gradient, gradient_state, batch_size)
     count = size(indices.shape[1:])
     return Lookup(
