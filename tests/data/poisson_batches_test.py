@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from scipy import stats
 
-from tf_dpsub.data import PoissonBatches, poisson_batches
+from tf_dpsub.data import OncePerEpoch, PoissonBatches, poisson_batches
 from tf_dpsub.gradients import Sources
 
 EXAMPLES = 60
@@ -700,7 +700,7 @@ class TestWithInputs:
         "unit",
     ],
 )
-@pytest.mark.parametrize("kind", [PoissonBatches, data.OncePerEpoch])
+@pytest.mark.parametrize("kind", [PoissonBatches, OncePerEpoch])
 def test_what_the_ledger_rests_on_cannot_be_set(kind, name):
     batches = kind(np.zeros((20, 1), "float32"), batch_size=2)
     with pytest.raises(AttributeError):

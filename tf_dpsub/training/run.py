@@ -11,7 +11,6 @@ from tf_dpsub import accounting, interruptions
 from tf_dpsub.training import calibration, requirements
 from tf_dpsub.training.claims import Claims, claims_of
 
-
 # Optimizers of runs in progress. Two runs at a time, in two threads, would draw
 # the same noise for two steps.
 _TRAINING: weakref.WeakSet = weakref.WeakSet()

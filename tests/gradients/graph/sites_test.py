@@ -229,6 +229,28 @@ def test_thin_products_of_a_tied_matrix(monkeypatch):
         np.testing.assert_allclose(a, b, atol=2e-6 * np.max(np.abs(b)))
 
 
+@pytest.mark.parametrize("dtype", ["int16", "int32", "int64"])
+def test_ids_of_any_type(dtype):
+    table = tf.Variable(np.linspace(-1, 1, 28).reshape(7, 4).astype("f"))
+    ids = np.random.default_rng(0).integers(0, 7, (BATCH, 3)).astype(dtype)
+
+    def losses(ids):
+        looked_up = tf.gather(tf.convert_to_tensor(table), ids)
+        return tf.reduce_sum(looked_up**3, [1, 2]), None
+
+    def compute(implementation):
+        rows, _ = gradients.per_example_gradients(
+            losses, tf.constant(ids), [table], implementation
+        )
+        return rows.rows(table)
+
+    by_graph, one_by_one = (
+        tf.function(compute, autograph=False)(name)
+        for name in ("graph", "map_fn")
+    )
+    np.testing.assert_allclose(by_graph, one_by_one, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_sites_equal_one_example_at_a_time(rows_kept, name):
     _assert_same(*_one_by_one(name))
