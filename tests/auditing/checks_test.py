@@ -11,6 +11,7 @@ from tests.auditing.audited_mechanisms import (
     CHECKS,
     KINDS_OF_SUMS,
     MECHANISMS,
+    Underhand,
     WithHalfTheNoise,
     audit_of,
     dpsgd,
@@ -121,14 +122,14 @@ def test_a_search_may_end_at_the_first_pair_that_moves_it():
 # Twins that are broken.
 
 
-class WithoutNoiseOnOneWeight(optimizers.DPSGD):
-    def noise_stddevs(self):
-        return [*super().noise_stddevs()[:-1], 0.0]
+class WithoutNoiseOnOneWeight(Underhand, optimizers.DPSGD):
+    def drawn(self, claimed):
+        return [*claimed[:-1], 0.0]
 
 
-class WithHardlyAnyNoise(optimizers.DPSGD):
-    def noise_stddevs(self):
-        return [s / 20 for s in super().noise_stddevs()]
+class WithHardlyAnyNoise(Underhand, optimizers.DPSGD):
+    def drawn(self, claimed):
+        return [s / 20 for s in claimed]
 
 
 class ClippedByLayer(optimizers.DPSGD):
@@ -148,10 +149,9 @@ class ClippedByLayer(optimizers.DPSGD):
         return sums
 
 
-class WithoutNoiseOnTheResidual(optimizers.GEP):
-    def noise_stddevs(self):
-        first, *rest = super().noise_stddevs()
-        return [first, *(0.0 for _ in rest)]
+class WithoutNoiseOnTheResidual(Underhand, optimizers.GEP):
+    def drawn(self, claimed):
+        return [claimed[0], *(0.0 for _ in claimed[1:])]
 
 
 class ClippedBeforeItIsScaled(optimizers.GEP):
@@ -326,9 +326,9 @@ class CountsWhole(optimizers.AdaptiveDPSGD):
         return [*sums, count + tf.reduce_sum(keep) / 2]
 
 
-class CountsWithoutNoise(optimizers.AdaptiveDPSGD):
-    def noise_stddevs(self):
-        return [*super().noise_stddevs()[:-1], 0.0]
+class CountsWithoutNoise(Underhand, optimizers.AdaptiveDPSGD):
+    def drawn(self, claimed):
+        return [*claimed[:-1], 0.0]
 
 
 class KeepsWhatIsNotFinite(optimizers.DPSGD):
