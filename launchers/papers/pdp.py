@@ -59,7 +59,7 @@ _FASHION_MNIST = {
 
 # Of both methods alike, at each σ. PDP-SGD projects from the start, or from the
 # paper's epoch on: methods and first epochs, by their short names.
-_TUNED_RATES = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+_TUNED_RATES = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 _TUNED = {"dp": ("DP-SGD", 1), "pdp1": ("PDP-SGD", 1), "pdp15": ("PDP-SGD", 15)}
 _TUNED_REFRESH = 10
 
