@@ -330,9 +330,7 @@ def sst2_long(inputs):
             *_by_rate((2e-4, 5e-4), not_private, config, "Adam, not private"),
             *_by_rate((4e-3, 8e-3, 2e-3, 1e-3), methods, config, "Adam"),
             # It alone was best at the largest of these.
-            *_by_rate(
-                (1.6e-2,), {"DP-SGD": methods["DP-SGD"]}, config, "Adam"
-            ),
+            *_by_rate((1.6e-2,), {"DP-SGD": methods["DP-SGD"]}, config, "Adam"),
             *_by_rate((0.3, 1.0, 0.1, 0.03), by_sgd, config, "SGD"),
         ),
         figures={

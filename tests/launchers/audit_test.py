@@ -150,7 +150,7 @@ def audit_of_two(workdir):
     return run_here(
         "audit",
         f"--workdir={workdir}",
-        "--mechanisms=GEP,RGP",
+        "--mechanisms=DP-SGD,DP-PowerSGD",
         "--nomembership",
         "--processes=1",
     )
@@ -169,10 +169,10 @@ def test_program(tmp_path, monkeypatch, capfd):
     text = (workdir / "table.md").read_text("utf-8")
     assert "All claims hold." in text
     assert text in process.stdout
-    assert "RGP: all claims hold, " in process.stdout
+    assert "DP-PowerSGD: all claims hold, " in process.stdout
     written = json.loads((workdir / "audit.json").read_text("utf-8"))
     names = [r["mechanism"] for r in written["mechanisms"]]
-    assert names == ["GEP", "RGP"]
+    assert names == ["DP-SGD", "DP-PowerSGD"]
     assert (workdir / "audit.png").stat().st_size > 10_000
 
 

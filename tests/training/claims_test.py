@@ -7,8 +7,8 @@ import tensorflow as tf
 
 import tf_dpsub
 from tests.training.plain_models import loss
-from tf_dpsub import optimizers
-from tf_dpsub.gradients import UpdatesState
+from tf_dpsub import optimizers, subspaces
+from tf_dpsub.gradients import Unproven, UpdatesState
 
 ROWS = 20
 X = 10 * np.random.default_rng(0).normal(size=(ROWS, 5)).astype("float32")
@@ -288,3 +288,130 @@ def test_a_state_that_a_layer_begins_to_write_is_refused(per_example):
     model.compile(optimizer, loss())
     model.fit(X, Y, verbose=0)
     assert float(layer.passes) == 1.0
+
+
+def texts(*layers):
+    """A model of texts, one example at a time by `tf.map_fn`."""
+    vectorize = keras.layers.TextVectorization(output_sequence_length=3)
+    vectorize.adapt(["a b c"])
+    return keras.Sequential(
+        [
+            keras.Input((), dtype="string"),
+            vectorize,
+            keras.layers.Embedding(6, 4),
+            *layers,
+            keras.layers.GlobalAveragePooling1D(),
+            keras.layers.Dense(3),
+        ]
+    )
+
+
+@pytest.mark.parametrize("rows", [4, 20])
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lambda: keras.layers.Dropout(0.5),
+        lambda: keras.layers.LSTM(2, return_sequences=True),
+    ],
+    ids=["Dropout", "LSTM"],
+)
+def test_states_within_a_map_are_those_that_were_found(layer, rows):
+    model = tf_dpsub.make_private(texts(layer()))
+    optimizer = optimizers.DPSGD(
+        "sgd",
+        noise_multiplier=1.0,
+        l2_norm_clip=1.0,
+        batch_size=rows,
+        microbatch_size=4,
+    )
+    model.compile(optimizer, loss())
+    words = np.array(["a b", "c"] * (rows // 2), object)
+    model.fit(words, np.arange(rows) % 3, verbose=0)
+    assert model.training_step.implementation == "map_fn"
+    assert model.ledger.steps == 1
+
+
+@pytest.mark.parametrize("run_eagerly", [False, True])
+def test_rewriting_that_a_loss_turns_on_while_it_is_traced(run_eagerly):
+    option = "auto_mixed_precision_onednn_bfloat16"
+
+    class Changing(keras.losses.SparseCategoricalCrossentropy):
+        def call(self, y_true, y_pred):
+            if model.current_run is not None:
+                tf.config.optimizer.set_experimental_options({option: True})
+            return super().call(y_true, y_pred)
+
+    model = private()
+    model.compile(
+        model.optimizer, Changing(from_logits=True), run_eagerly=run_eagerly
+    )
+    before = model.get_weights()
+    try:
+        with pytest.raises(ValueError, match=f"the option {option}"):
+            model.fit(X, Y, verbose=0)
+    finally:
+        tf.config.optimizer.set_experimental_options({option: False})
+    for weight, was in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(weight, was)
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("what", ["random numbers", "Python functions"])
+def test_what_a_layer_begins_to_do_is_refused(what, jit_compile):
+    """Compiled, it would draw the same numbers each time."""
+
+    class Beginning(keras.layers.Layer):
+        begins = False
+
+        def call(self, x):
+            if self.begins and what == "random numbers":
+                x *= tf.sign(tf.random.uniform(tf.shape(x)) - 0.5)
+            elif self.begins:
+                ones = tf.numpy_function(np.ones_like, [x], tf.float32)
+                x *= tf.ensure_shape(ones, x.shape)
+            return x
+
+    if what == "Python functions" and jit_compile:
+        per_example = "auto"
+    else:
+        per_example = "graph" if jit_compile else "vectorized_map"
+    layer = Beginning()
+    model = tf_dpsub.make_private(
+        keras.Sequential([keras.Input((5,)), layer, keras.layers.Dense(3)])
+    )
+    optimizer = optimizers.DPSGD(
+        "sgd",
+        noise_multiplier=1.0,
+        l2_norm_clip=1.0,
+        batch_size=ROWS,
+        per_example=per_example,
+    )
+    model.compile(optimizer, loss(), jit_compile=jit_compile)
+
+    class Begin(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            layer.begins = True
+
+    before = model.get_weights()
+    with pytest.raises(Unproven):
+        model.fit(X, Y, callbacks=[Begin()], verbose=0)
+    for weight, was in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(weight, was)
+
+
+def test_a_metric_that_writes_the_scales_of_a_subspace_is_refused():
+    subspace = subspaces.PublicSubspace(X + 1.0, Y, rank=4, whiten=1.0)
+    model = private(
+        optimizers.ProjectedDPSGD, subspace=subspace, truncate=False
+    )
+
+    class Writing(keras.metrics.Mean):
+        def update_state(self, y_true, y_pred, sample_weight=None):
+            scales = getattr(subspace, "scales", None)
+            if scales is not None:
+                scales.assign(scales * 1000.0)
+            return super().update_state(y_pred)
+
+    model.compile(model.optimizer, loss(), metrics=[Writing()])
+    with pytest.raises(UpdatesState, match="the basis of|would be released"):
+        model.fit(X, Y, verbose=0)

@@ -1,9 +1,12 @@
 """State of mechanisms that tells nothing about private data."""
 
 import secrets
+import weakref
 from typing import Any
 
 import tensorflow as tf
+
+_VARIABLES: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
 
 
 class PublicState:
@@ -92,11 +95,18 @@ def seed_variable(optimizer, seed: int | None):
 
 def public_variable(shape, dtype=tf.float32):
     """A variable of public state, which is not saved: it is made again."""
-    return tf.Variable(
+    variable = tf.Variable(
         tf.zeros(shape, dtype),
         trainable=False,
         aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
     )
+    _VARIABLES[id(variable)] = variable
+    return variable
+
+
+def public_variables() -> list:
+    """All variables of public states in this process: no metric writes one."""
+    return list(_VARIABLES.values())
 
 
 def assign_if(due, variables, compute):

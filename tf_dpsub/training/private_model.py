@@ -31,6 +31,7 @@ from tf_dpsub.training import (
     workers,
 )
 from tf_dpsub.training.claims import claims_of
+from tf_dpsub.training.public_updates import reading_public_values
 
 
 def make_private(model, *, ledger_path: str | None = None):
@@ -508,9 +509,11 @@ class PrivateModel(
         noisy_sums = self.optimizer.noisy(sums)
         # Code of the user that was traced meanwhile may have changed them.
         self.current_run.require_claims()
-        self.optimizer.apply_noisy(
-            noisy_sums, self._tallies.regularization_gradients()
-        )
+        requirements.require_full_precision()
+        with reading_public_values(self, *self._tallies.of_weights):
+            self.optimizer.apply_noisy(
+                noisy_sums, self._tallies.regularization_gradients()
+            )
         return self._tallies.added_to(self.get_metrics_result())
 
     def reset_metrics(self):

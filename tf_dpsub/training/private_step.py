@@ -11,6 +11,7 @@ from tf_dpsub.gradients.graph import effects, functions, sources
 from tf_dpsub.gradients.rows import mask_rows, scale_rows
 from tf_dpsub.gradients.tracing import trace
 from tf_dpsub.layers import conversion
+from tf_dpsub.primitives.public_state import public_variables
 from tf_dpsub.training import ids, microbatches, own_loss, step_states
 from tf_dpsub.training.claims import Claims, claims_of
 from tf_dpsub.training.per_example_loss import PerExampleLoss
@@ -89,6 +90,7 @@ class PrivateStep:
             [*plain.non_trainable_variables, *self._states.variables],
         )
         self._states.keep(forward.changed)
+        self._draws = forward.draws
         self.assumptions = (
             ("what Python functions of the model keep, or read elsewhere",)
             if forward.calls_python
@@ -336,21 +338,45 @@ class PrivateStep:
             is_vectorizable=True,
         )
         graph = tf.compat.v1.get_default_graph()
-        self._states.require_kept(graph.get_operations())
+        self._require_as_checked(graph)
         sums = self.optimizer.clipped_sums(rows, part["real"])
         known = len(graph.get_operations())
         self._update_metrics(part, aux, rows.valid)
         self._require_no_weight_written(graph.get_operations()[known:])
         return sums
 
+    def _require_as_checked(self, graph):
+        """Checks that a step does nothing that it did not when it was checked.
+
+        How keys, states and compilation are arranged follows from that.
+        """
+        self._states.require_kept(graph.get_operations())
+        for what, has, had in (
+            ("draws of random numbers", effects.draws(graph), self._draws),
+            (
+                "calls of Python functions",
+                effects.calls_python(graph),
+                bool(self.assumptions),
+            ),
+        ):
+            if has and not had:
+                raise gradients.Unproven(
+                    f"Expected a model without {what}, as it was when it was "
+                    "checked, got one that has some. Change no layer while a "
+                    "model trains: compile it again."
+                )
+
     def _require_no_weight_written(self, operations):
         """Checks that metrics, which see the batch, write nothing released.
 
         These are what the model reads, and the state of the optimizer: its
-        clip, say, or a moment.
+        clip, say, a moment, or the basis of its subspace.
         """
         released = self._may_read.handles.union(
-            *(sources.handles(v) for v in self.optimizer.variables)
+            *(
+                sources.handles(v)
+                for v in (*self.optimizer.variables, *public_variables())
+            )
         )
         written = effects.written_by(operations)
         if released & {

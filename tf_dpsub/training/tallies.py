@@ -47,6 +47,11 @@ class Tallies:
         return logs
 
     @property
+    def of_weights(self) -> list:
+        """Variables of what is counted of weights alone."""
+        return self._regularization.variables
+
+    @property
     def _is_regularized(self):
         return any(
             v.regularizer is not None for v in self._model.trainable_variables

@@ -335,13 +335,26 @@ def written_by(operations) -> set:
             ):
                 written.update(h.ref() for h in handles)
             continue
-        if any(
-            _has_effect(node)
-            and not _is_harmless(node.op)
-            and node.op not in functions.CONTROL_FLOW
+        kinds = {
+            node.op
             for definition in functions.called(op)
             for node in definition.node_def
+            if _has_effect(node)
+            and not _is_harmless(node.op)
+            and node.op not in functions.CONTROL_FLOW
+        }
+        if not kinds:
+            continue
+        assigned = [
+            functions.passed(inner.inputs[0])
+            for inner in functions.operations_within(op, _ASSIGNMENTS)
+        ]
+        if all(kind.startswith(_ASSIGNMENTS) for kind in kinds) and all(
+            any(h is handle for h in handles) for handle in assigned
         ):
+            written.update(handle.ref() for handle in assigned)
+        else:
+            # It is not known which of them.
             written.update(h.ref() for h in handles)
     return written
 

@@ -1,0 +1,60 @@
+"""What follows the noise of a step, and may read public values alone."""
+
+import contextlib
+
+import tensorflow as tf
+
+from tf_dpsub.gradients import ReadsState
+from tf_dpsub.gradients.graph import functions, sources
+from tf_dpsub.primitives.public_state import public_variables
+
+
+@contextlib.contextmanager
+def reading_public_values(model, *others):
+    """A context in which an update of weights is traced.
+
+    Formal guarantees: the update is post-processing of what was released, of
+    weights and of the optimizer's state. A regularizer, a constraint, a
+    schedule or an optimizer of a user that reads a metric would add a private
+    result, without noise. On one replica, and in a graph, all that is read is
+    looked at; elsewhere it is taken as public unchecked.
+
+    Args:
+        model: compiled `PrivateModel`, whose step is built.
+        *others: further variables that may be read.
+
+    Raises:
+        ReadsState: if another variable is read.
+    """
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    if tf.executing_eagerly() or replicas > 1:
+        yield
+        return
+    graph = tf.compat.v1.get_default_graph()
+    known = len(graph.get_operations())
+    yield
+    public = set().union(
+        *(
+            sources.handles(variable)
+            for variable in (
+                *model.model.variables,
+                *model.optimizer.variables,
+                *public_variables(),
+                *others,
+            )
+        )
+    )
+    for op in graph.get_operations()[known:]:
+        for read in op.inputs:
+            if (
+                read.dtype == tf.resource
+                and id(functions.origin(read)) not in public
+            ):
+                raise ReadsState(
+                    f"Expected regularizers, constraints and an optimizer "
+                    f"that read weights alone, got {op.type} '{op.name}', "
+                    "which reads another variable, a metric, say: private "
+                    "results would enter the weights without noise. Leave it "
+                    "out, or make it a weight of the model that is not "
+                    "trained."
+                )
