@@ -151,6 +151,15 @@ def reparametrized_layers(model) -> list:
     return list({id(layer): layer for layer in reparametrized}.values())
 
 
+def carrier_variables(model) -> list:
+    """Variables of gradient carriers, which follow from released weights."""
+    return [
+        variable
+        for layer in reparametrized_layers(model)
+        for variable in (layer.carriers.left, layer.carriers.right)
+    ]
+
+
 def _of_types(model, types):
     """The layers of exactly these types, each once."""
     layers = [v for v in model._flatten_layers() if type(v) in types]

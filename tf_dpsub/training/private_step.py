@@ -99,7 +99,7 @@ class PrivateStep:
         self._may_read = gradients.Sources(
             [
                 *plain.variables,
-                *_carriers(plain),
+                *conversion.carrier_variables(plain),
                 *self._states.variables,
             ],
             self._states.seeds,
@@ -472,15 +472,6 @@ def _require_graphs():
             "run_eagerly=True to `compile` to debug: the clipped sums alone "
             "are a function then."
         )
-
-
-def _carriers(model):
-    """Variables of gradient carriers, which follow from released weights."""
-    return [
-        variable
-        for layer in conversion.reparametrized_layers(model)
-        for variable in (layer.carriers.left, layer.carriers.right)
-    ]
 
 
 def _added_losses(model, shape):

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tf_dpsub.gradients import ReadsState
 from tf_dpsub.gradients.graph import functions, sources
+from tf_dpsub.layers import conversion
 from tf_dpsub.primitives.public_state import public_variables
 
 
@@ -38,6 +39,7 @@ def reading_public_values(model, *others):
             sources.handles(variable)
             for variable in (
                 *model.model.variables,
+                *conversion.carrier_variables(model.model),
                 *model.optimizer.variables,
                 *public_variables(),
                 *others,

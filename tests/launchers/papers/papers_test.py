@@ -322,8 +322,11 @@ def test_carriers_are_compared_at_the_same_rates(inputs):
     methods_by_optimizer = {}
     for optimizer, method in rates:
         methods_by_optimizer.setdefault(optimizer, set()).add(method)
-        if optimizer != "Adam, not private":
-            assert rates[optimizer, method] == rates[optimizer, "DP-SGD"]
+        if optimizer == "Adam" and method != "DP-SGD":
+            # It alone was best at the end of these.
+            assert [*rates["Adam", method], 1.6e-2] == rates["Adam", "DP-SGD"]
+        elif optimizer == "SGD":
+            assert rates["SGD", method] == rates["SGD", "DP-SGD"]
     assert methods_by_optimizer == {
         "Adam": {"RGP", "RGP-weight", "RGP-random", "RGP-public", "DP-SGD"},
         "SGD": {"RGP", "DP-SGD"},

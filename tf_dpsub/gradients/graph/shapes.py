@@ -273,14 +273,15 @@ def _again(op, constants):
             for key, value in sorted(attributes.items())
         ),
     )
-    if key not in _FOUND:
+    found = _FOUND.get(key)
+    if found is None:
         if len(_FOUND) >= _MOST_FOUND:
             _FOUND.clear()
-        _FOUND[key] = [
+        found = _FOUND[key] = [
             tf.TensorSpec(t.shape, t.dtype)
             for t in _made_of(op, values, attributes)
         ]
-    return _FOUND[key]
+    return found
 
 
 def _tells_all(tensors, values):
