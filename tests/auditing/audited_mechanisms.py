@@ -157,6 +157,7 @@ class Underhand:
     _is_drawing = False
 
     def drawn(self, claimed):
+        """Standard deviations that are drawn: a twin says which."""
         raise NotImplementedError
 
     def add_noise(self, key, sums, dtype):

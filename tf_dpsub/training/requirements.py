@@ -137,9 +137,10 @@ def require_full_precision():
         if name.startswith("auto_mixed_precision") and value
     ]
     on += [
-        f"{name}={value} in the environment"
-        for name, value in os.environ.items()
-        if name.startswith(_NARROWING) and value.lower() not in _STRICT
+        f"{name}={os.environ[name]} in the environment"
+        for name in os.environ
+        if name.startswith(_NARROWING)
+        and os.environ[name].lower() not in _STRICT
     ]
     if on:
         raise ValueError(
