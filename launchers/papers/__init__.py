@@ -38,6 +38,7 @@ EXPERIMENTS = {
     "rgp_sst2": rgp.sst2,
     "rgp_sst2_tuned": rgp.sst2_tuned,
     "rgp_sst2_long": rgp.sst2_long,
+    "sst2_pairs": rgp.sst2_pairs,
     "rgp_glue": rgp.glue,
     "rgp_rank": rgp.rank,
     "rgp_residual": rgp.residual,

@@ -7,6 +7,8 @@ _STYLES = {
     "GP": (figures.GREY, "o"),
     "PDP-SGD": (figures.BLUE, "s"),
     "GEP": (figures.GREEN, "s"),
+    "PDP-SGD (pairs)": (figures.BLUE, "v"),
+    "GEP (pairs)": (figures.GREEN, "v"),
     "RPDP-SGD": (figures.RED, "^"),
     "GEP, random basis": (figures.RED, "^"),
     "B-GEP": (figures.ORANGE, "D"),

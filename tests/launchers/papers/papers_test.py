@@ -79,6 +79,8 @@ class TestEveryExperiment:
             "RPDP-SGD": ("ProjectedDPSGD", "RandomSubspace", None),
             "B-GEP": ("GEP", "PublicSubspace", False),
             "GEP": ("GEP", "PublicSubspace", None),
+            "PDP-SGD (pairs)": ("ProjectedDPSGD", "KroneckerSubspace", None),
+            "GEP (pairs)": ("GEP", "KroneckerSubspace", None),
             "GEP, random basis": ("GEP", "RandomSubspace", None),
             "Full": ("DPSGD", None, None),
             "Linear only": ("DPSGD", None, None),
@@ -332,6 +334,35 @@ def test_carriers_are_compared_at_the_same_rates(inputs):
         "SGD": {"RGP", "DP-SGD"},
         "Adam, not private": {"RGP, not private", "Full, not private"},
     }
+
+
+def test_pairs_are_compared_with_the_same_training_by_dpsgd(inputs):
+    """DP-SGD at the same rate, but for the method and its public examples."""
+    baselines = {
+        trial.labels["optimizer"]: trial.config
+        for trial in by_name("rgp_sst2_long", inputs).values()
+        if trial.method == "DP-SGD"
+    }
+    rates = {}
+    for trial in by_name("sst2_pairs", inputs).values():
+        config = trial.config
+        setting = trial.labels["optimizer"], trial.method
+        rates.setdefault(setting, set()).add(config.learning_rate)
+        expected = baselines[trial.labels["optimizer"]].to_dict()
+        found = config.to_dict()
+        differ = {key for key in found if found[key] != expected[key]}
+        assert differ - {"learning_rate"} == {
+            "optimizer",
+            "public_examples",
+            "subspace",
+            "subspace_kwargs",
+        } | ({"optimizer_kwargs"} if "GEP" in trial.method else set())
+    assert {method for _, method in rates} == {
+        "PDP-SGD (pairs)",
+        "GEP (pairs)",
+    }
+    for optimizer, method in rates:
+        assert rates[optimizer, method] == rates[optimizer, "GEP (pairs)"]
 
 
 @pytest.mark.parametrize("name", ["gep_cifar10_small", "gep_cifar10_features"])
