@@ -15,6 +15,7 @@ from tf_dpsub.gradients.graph import (
     UpdatesState,
 )
 from tf_dpsub.gradients.per_example import PerExampleGradients
+from tf_dpsub.gradients.tracing import shared_integers
 from tf_dpsub.gradients.vectorized import StoredGradients, one_by_one
 
 IMPLEMENTATIONS = ("graph", "vectorized_map", "map_fn")
@@ -64,12 +65,13 @@ def per_example_gradients(
         ReadsState: if a variable is read that is none of `may_read`.
     """
     if implementation == "graph":
-        with zero_terms.left_out() as terms:
-            losses, aux = loss_fn(inputs)
-        flat = [tf.convert_to_tensor(t) for t in tf.nest.flatten(inputs)]
-        return GraphGradients(
-            losses, flat, variables, loss_scale, may_read, terms
-        ), aux
+        with shared_integers():
+            with zero_terms.left_out() as terms:
+                losses, aux = loss_fn(inputs)
+            flat = [tf.convert_to_tensor(t) for t in tf.nest.flatten(inputs)]
+            return GraphGradients(
+                losses, flat, variables, loss_scale, may_read, terms
+            ), aux
     check_choice("implementation", implementation, IMPLEMENTATIONS)
     map_function = getattr(tf, implementation)
     return one_by_one(

@@ -12,7 +12,7 @@ from tf_dpsub import gradients
 from tf_dpsub.gradients import vectorized, zero_terms
 from tf_dpsub.gradients.graph import effects, functions, provenance, sources
 from tf_dpsub.gradients.per_example import tf_variable
-from tf_dpsub.gradients.tracing import trace
+from tf_dpsub.gradients.tracing import shared_integers, trace
 
 # Relative error of the self-check, by the precision of the model's products.
 _PRECISE = ("float32", "float64")
@@ -308,9 +308,10 @@ def _self_check(loss_fn, inputs, variables, states, may_read, is_precise):
             # The backward pass begins with it, and so waits for them.
             c = tf.identity(c)
         losses = tf.where(rows.valid, losses, 0.0)
-        ordinary = zero_terms.gradients(
-            tf.reduce_sum(c * losses), tf_variables, rows.left_out
-        )
+        with shared_integers():
+            ordinary = zero_terms.gradients(
+                tf.reduce_sum(c * losses), tf_variables, rows.left_out
+            )
         ordinary = [
             tf.zeros(v.shape)
             if g is None

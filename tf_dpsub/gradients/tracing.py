@@ -1,9 +1,12 @@
 """Traces of functions: those thrown away, and those that many calls share."""
 
+import contextlib
 import functools
 from collections.abc import Callable
 
 import tensorflow as tf
+
+_INTEGERS = (tf.int32.as_datatype_enum, tf.int64.as_datatype_enum)
 
 
 def trace(function: Callable, inputs):
@@ -33,6 +36,53 @@ def trace(function: Callable, inputs):
         first_replica if over_replicas else function, autograph=False
     )
     return traced.get_concrete_function(specs)
+
+
+@contextlib.contextmanager
+def operations_from(make: Callable):
+    """A context in which a function creates the operations of a graph.
+
+    Args:
+        make: function of what creates one here otherwise, and of its arguments:
+            the type, the list of inputs, and others that it passes on. It
+            returns a `tf.Operation`.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    create = graph._create_op_internal
+    graph._create_op_internal = functools.partial(make, create)
+    try:
+        yield
+    finally:
+        graph._create_op_internal = create
+
+
+@contextlib.contextmanager
+def shared_integers():
+    """A context in which an integer constant is created once in a graph.
+
+    Shapes and axes are a third of the operations of a step, and mostly equal:
+    each takes time when it is traced, optimized and placed. Nothing can be
+    differentiated by them, so that nobody can tell one from another.
+    """
+    kept: dict = {}
+
+    def create_once(create, op_type, *args, **kwargs):
+        attrs = kwargs.get("attrs")
+        if (
+            op_type != "Const"
+            or attrs is None
+            or attrs["dtype"].type not in _INTEGERS
+        ):
+            return create(op_type, *args, **kwargs)
+        key = attrs["value"].SerializeToString(deterministic=True)
+        if key not in kept:
+            # It has to wait for nothing that its first reader waits for.
+            with tf.control_dependencies(None):
+                kept[key] = create(op_type, *args, **kwargs)
+        return kept[key]
+
+    with operations_from(create_once):
+        yield
 
 
 def traced_by_shape(function: Callable):

@@ -8,6 +8,7 @@ from tensorflow.python.ops import handle_data_util
 from tf_dpsub.gradients.graph.provenance import Provenance
 from tf_dpsub.gradients.graph.sites import batch_first
 from tf_dpsub.gradients.graph.states import PerExample
+from tf_dpsub.gradients.tracing import operations_from
 
 # Which input holds ids, by the operations that would raise: their messages
 # hold labels of the batch.
@@ -38,20 +39,15 @@ class IdsInRange:
         Those within loops and branches are not seen: what they raise is
         raised without its values.
         """
-        graph = tf.compat.v1.get_default_graph()
-        create = graph._create_op_internal
 
-        def create_in_range(op_type, inputs, *args, **kwargs):
+        def create_in_range(create, op_type, inputs, *args, **kwargs):
             if op_type in _IDS:
                 inputs = list(inputs)
                 inputs[_IDS[op_type]] = self._in_range(op_type, inputs, kwargs)
             return create(op_type, inputs, *args, **kwargs)
 
-        graph._create_op_internal = create_in_range
-        try:
+        with operations_from(create_in_range):
             yield
-        finally:
-            del graph._create_op_internal
 
     def _in_range(self, op_type, inputs, kwargs):
         ids = inputs[_IDS[op_type]]

@@ -27,7 +27,7 @@ from tf_dpsub.gradients.per_example import (
     tf_variable,
 )
 from tf_dpsub.gradients.rows import add_in_order, combine_rows, mask_rows
-from tf_dpsub.gradients.tracing import traced_by_shape
+from tf_dpsub.gradients.tracing import shared_integers, traced_by_shape
 
 # Squares of magnitudes beyond this might overflow when margins are added.
 _LARGEST_SQUARE = 1e37
@@ -501,10 +501,11 @@ class GraphGradients(PerExampleGradients):
         ]
 
     def weighted_sum(self, c, variables=None):
-        return [
-            view.pull_back(site.weighted_sum(c))
-            for site, view in self._of(variables)
-        ]
+        with shared_integers():
+            return [
+                view.pull_back(site.weighted_sum(c))
+                for site, view in self._of(variables)
+            ]
 
 
 def _joined(placed):

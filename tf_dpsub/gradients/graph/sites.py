@@ -42,6 +42,9 @@ LARGE = 2**18
 # has lost too many digits: rows are formed instead.
 CANCELLATION = 2.0**-12
 
+# Nothing else is on the axis of the batch, as in most layers.
+_PLAIN = PerExample(0, 1, 1)
+
 # Squares of entries below 2^-63 may be flushed to zero: no factor counts as
 # smaller than it would be with this mean square.
 UNDERFLOW = 2.0**-100
@@ -196,13 +199,20 @@ class Stored(Site):
 
     def weighted_sum(self, c):
         totals = [
-            tf.tensordot(c, tf.cast(part, c.dtype), 1) for part in self.factors
+            reshape(_weighted_sum(c, part), part.shape[1:])
+            for part in self.factors
         ]
         total = _transpose(self._whole(totals, 0), self._order)
         return reshape(total, self.shape)
 
     def _whole(self, parts, axis):
         return parts[0] if self._is_whole else tf.stack(parts, axis)
+
+
+def _weighted_sum(c, rows):
+    """Sum of `c[i]` times row i, as `[1, size]`."""
+    rows = reshape(rows, [rows.shape[0], size(rows.shape[1:])])
+    return tf.matmul(tf.expand_dims(c, 0), tf.cast(rows, c.dtype))
 
 
 class OuterProducts(Site):
@@ -492,8 +502,7 @@ def contraction(op, k, gradient, operand_state, gradient_state, batch_size):
         raise Unproven("has a weight with an axis of the batch")
     is_low = {operand.dtype, gradient.dtype} == {tf.bfloat16}
     dtype = tf.bfloat16 if is_low else tf.float32
-    # Nothing else is on the axis of the batch, as in most layers.
-    is_plain = operand_state == gradient_state == PerExample(0, 1, 1)
+    is_plain = operand_state == gradient_state == _PLAIN
     left, right = (
         _Labelled(*factor, batch_size, dtype, is_plain)
         for factor in (
@@ -602,14 +611,18 @@ def broadcast(op, k, gradient, operand_state, gradient_state, batch_size):
     if op.type == "Tile" and any(d not in (1, n) for d, n in zip(aligned, out)):
         raise Unproven("repeats a weight")
     axis = gradient_state.axis
-    rows = batch_first(gradient, gradient_state, batch_size)
     if aligned[axis] != 1:
+        rows = batch_first(gradient, gradient_state, batch_size)
         return Stored(
             weight, _on_own_slice(rows, axis, aligned, static_shape(weight))
         )
-    kept = [*aligned[:axis], 1, 1, *aligned[axis + 1 :]]
+    rows, kept = gradient, aligned[1:]
+    if gradient_state != _PLAIN:
+        rows = batch_first(gradient, gradient_state, batch_size)
+        kept = [*aligned[:axis], 1, 1, *aligned[axis + 1 :]]
     summed = [n + 1 for n, d in enumerate(kept) if d == 1]
-    rows = tf.reduce_sum(rows, summed)
+    if summed:
+        rows = tf.reduce_sum(rows, summed)
     return Stored(weight, reshape(rows, [batch_size, *static_shape(weight)]))
 
 
