@@ -17,6 +17,7 @@ from tf_dpsub.optimizers import GEP, ProjectedDPSGD
 from tf_dpsub.subspaces import (
     FixedSubspace,
     KroneckerSubspace,
+    carrier_bases,
     kronecker_basis,
     linear_algebra,
 )
@@ -251,6 +252,17 @@ class TestBasis:
         assert kept["pairs"] > 0.85 > 0.8 > kept["eigenvectors"]
 
     @pytest.mark.slow
+    def test_sides_of_a_vocabulary_are_orthonormal(self):
+        """By float32 reflections they would be ten times too far off."""
+        rows = np.random.default_rng(0).normal(size=(300_000, 4))
+        rows = tf.constant(rows, tf.float32)
+        basis = carrier_bases.orthonormal(rows, tf.zeros_like(rows))
+        error = linear_algebra.orthonormality_error([basis])
+        assert error <= linear_algebra.ORTHONORMALITY_OF_SIDES / 4
+        by_reflections = tf.linalg.qr(rows).q
+        error = linear_algebra.orthonormality_error([by_reflections])
+        assert error > linear_algebra.ORTHONORMALITY_OF_SIDES
+
     def test_zero_gradients_leave_it_orthonormal(self):
         model = attached(private(small()))
         model.model.get_layer("table").trainable = True

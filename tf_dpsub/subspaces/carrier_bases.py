@@ -246,11 +246,16 @@ def check_saved_shapes(shapes: list, expected: list):
 
 
 def orthonormal(directions, fill):
-    """Orthonormal columns, those of `fill` where there is no direction."""
+    """Orthonormal columns, those of `fill` where there is no direction.
+
+    In float32, reflections of tens of thousands of rows, those of a vocabulary,
+    would leave more than a basis may be off.
+    """
     directions = linear_algebra.normalized(directions)
     norms = tf.norm(directions, axis=0)
     directions /= tf.where(norms > 0, norms, 1.0)
-    return tf.linalg.qr(directions + _FILL * fill).q
+    directions = tf.cast(directions + _FILL * fill, tf.float64)
+    return tf.cast(tf.linalg.qr(directions).q, tf.float32)
 
 
 def _lifted(carriers, left_gradient, right_gradient):
