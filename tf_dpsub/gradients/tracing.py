@@ -2,9 +2,11 @@
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable
 
 import tensorflow as tf
+from tensorflow.python.util import tf_stack
 
 _INTEGERS = (tf.int32.as_datatype_enum, tf.int64.as_datatype_enum)
 
@@ -35,7 +37,37 @@ def trace(function: Callable, inputs):
     traced = tf.function(
         first_replica if over_replicas else function, autograph=False
     )
-    return traced.get_concrete_function(specs)
+    with _one_stack():
+        return traced.get_concrete_function(specs)
+
+
+@contextlib.contextmanager
+def _one_stack():
+    """A context in which operations do not record what functions made them.
+
+    Errors of steps that run name these. What is thrown away has no such errors,
+    and to record them takes a tenth of its time.
+    """
+    extract, thread, is_open = (
+        tf_stack.extract_stack,
+        threading.get_ident(),
+        True,
+    )
+    same = extract()
+
+    def extract_once(stacklevel=1):
+        # Another thread may have put its own over this one, and keep it.
+        if is_open and threading.get_ident() == thread:
+            return same
+        return extract(stacklevel + 1)
+
+    tf_stack.extract_stack = extract_once
+    try:
+        yield
+    finally:
+        is_open = False
+        if tf_stack.extract_stack is extract_once:
+            tf_stack.extract_stack = extract
 
 
 @contextlib.contextmanager
@@ -48,12 +80,8 @@ def operations_from(make: Callable):
             returns a `tf.Operation`.
     """
     graph = tf.compat.v1.get_default_graph()
-    create = graph._create_op_internal
-    graph._create_op_internal = functools.partial(make, create)
-    try:
+    with _replaced(graph, "_create_op_internal", make):
         yield
-    finally:
-        graph._create_op_internal = create
 
 
 @contextlib.contextmanager
@@ -65,6 +93,7 @@ def shared_integers():
     differentiated by them, so that nobody can tell one from another.
     """
     kept: dict = {}
+    is_capturing = False
 
     def create_once(create, op_type, *args, **kwargs):
         attrs = kwargs.get("attrs")
@@ -72,6 +101,7 @@ def shared_integers():
             op_type != "Const"
             or attrs is None
             or attrs["dtype"].type not in _INTEGERS
+            or is_capturing
         ):
             return create(op_type, *args, **kwargs)
         key = attrs["value"].SerializeToString(deterministic=True)
@@ -81,8 +111,33 @@ def shared_integers():
                 kept[key] = create(op_type, *args, **kwargs)
         return kept[key]
 
-    with operations_from(create_once):
+    def capture(original, *args, **kwargs):
+        # A small array from outside becomes a constant, too, but one that is an
+        # input of the function.
+        nonlocal is_capturing
+        before, is_capturing = is_capturing, True
+        try:
+            return original(*args, **kwargs)
+        finally:
+            is_capturing = before
+
+    graph = tf.compat.v1.get_default_graph()
+    with operations_from(create_once), _replaced(graph, "capture", capture):
         yield
+
+
+@contextlib.contextmanager
+def _replaced(graph, name, function):
+    """A context in which a method of a graph is a function of the one before.
+
+    Contexts within one another end in order, as all of one trace do.
+    """
+    original = getattr(graph, name)
+    setattr(graph, name, functools.partial(function, original))
+    try:
+        yield
+    finally:
+        setattr(graph, name, original)
 
 
 def traced_by_shape(function: Callable):
