@@ -135,6 +135,7 @@ class Forward:
 
     Attributes:
         changed: list of the states that it changes, such as seeds of dropout.
+        is_random: bool, whether it draws at all, keys included.
         draws: bool, whether it draws what no state determines.
         calls_python: bool, whether it runs Python functions.
         losses: tensor `[batch]`, in the graph of the pass.
@@ -142,6 +143,7 @@ class Forward:
     """
 
     changed: list
+    is_random: bool
     draws: bool
     calls_python: bool
     losses: tf.Tensor
@@ -247,6 +249,7 @@ def forward_pass(loss_fn, inputs, states: list) -> Forward:
         passes.append(
             Forward(
                 list(changed.values()),
+                effects.draws(graph, stateless=True),
                 effects.draws(graph),
                 effects.calls_python(graph),
                 losses,
@@ -352,10 +355,13 @@ def _self_check(loss_fn, inputs, variables, states, may_read, is_precise):
 def _restoring(function, inputs, states):
     """A function, traced for inputs, that restores the states it changes."""
     traced = trace(function, inputs)
+    # Gradients that are left to the runtime need its optimizer.
+    needs_optimizer = "SymbolicGradient" in effects.kinds(traced.graph)
+    context = contextlib.nullcontext if needs_optimizer else _unoptimized
 
     def run(inputs):
         before = [tf.identity(tf_variable(v)) for v in states]
-        with _unoptimized(traced.graph):
+        with context():
             outputs = traced(inputs)
         for variable, value in zip(states, before):
             tf_variable(variable).assign(value)
@@ -365,20 +371,11 @@ def _restoring(function, inputs, states):
 
 
 @contextlib.contextmanager
-def _unoptimized(graph):
+def _unoptimized():
     """A context in which TensorFlow runs a new graph as it is.
 
-    To optimize a graph takes longer than to run it once. Gradients that are
-    left to the runtime need its optimizer.
+    To optimize a graph takes longer than to run it once.
     """
-    definition = graph.as_graph_def()
-    nodes = [
-        definition.node,
-        *(f.node_def for f in definition.library.function),
-    ]
-    if any(node.op == "SymbolicGradient" for part in nodes for node in part):
-        yield
-        return
     options = tf.config.optimizer.get_experimental_options()
     off = {**options, "disable_meta_optimizer": True}
     tf.config.optimizer.set_experimental_options(off)

@@ -1,11 +1,13 @@
 """Functions that run steps, of training and of evaluation, on all replicas."""
 
+import contextlib
 import functools
 import itertools
 
 import tensorflow as tf
 from keras import tree
 
+from tf_dpsub.gradients.tracing import one_stack
 from tf_dpsub.training import requirements
 from tf_dpsub.training.claims import claims_of
 
@@ -91,8 +93,12 @@ def _on_replicas(model, step):
             return value
         return strategy.reduce("MEAN", value, axis=None)
 
+    # What XLA cannot compile is found by the lines of code that made it.
+    traced_in = contextlib.nullcontext if model.jit_compile else one_stack
+
     def run(data):
-        logs = strategy.run(step, args=(data,))
+        with traced_in():
+            logs = strategy.run(step, args=(data,))
         return tree.map_structure(reduce, logs)
 
     if model.run_eagerly:

@@ -4,6 +4,7 @@ import keras
 import tensorflow as tf
 from keras import tree
 from keras.src import backend
+from keras.src.models.functional import Functional
 
 from tf_dpsub import gradients
 from tf_dpsub.gradients import selection
@@ -80,7 +81,7 @@ class PrivateStep:
             self._own_loss = own_loss.OwnLoss(
                 model.model, self._per_example_loss
             )
-        self.is_random = self._build(spec)
+        self._build(spec)
         loss_fn = self._loss_fn(self._views)
         plain = model.model
         self._states = step_states.StepStates(plain)
@@ -90,6 +91,7 @@ class PrivateStep:
             [*plain.non_trainable_variables, *self._states.variables],
         )
         self._states.keep(forward.changed)
+        self.is_random = forward.is_random
         self._draws = forward.draws
         self.assumptions = (
             ("what Python functions of the model keep, or read elsewhere",)
@@ -171,17 +173,11 @@ class PrivateStep:
         return all(claims == present for claims in self._traced_claims)
 
     def _build(self, spec):
-        """Creates variables of losses and metrics outside of any step.
-
-        Returns:
-            bool, whether the model draws random numbers.
-        """
+        """Creates variables of losses and metrics outside of any step."""
         merged = trace(self._views.merged, spec).structured_outputs
-        forward = trace(
-            lambda x: self._model.call(x, training=True), merged["x"]
+        y, y_pred = tree.map_structure(
+            _keras_spec, (merged.get("y"), self._outputs(merged["x"]))
         )
-        outputs = forward.structured_outputs
-        y, y_pred = tree.map_structure(_keras_spec, (merged.get("y"), outputs))
         if self._own_loss is not None:
             # It chooses what a loss of `compile` is given.
             trace(self._check_own_loss, spec)
@@ -194,7 +190,22 @@ class PrivateStep:
             self._per_example_loss.build(y, y_pred)
         if self._metrics is not None:
             backend.compute_output_spec(self._metrics.update_state, y, y_pred)
-        return effects.draws(forward.graph, stateless=True)
+
+    def _outputs(self, x):
+        """Specs of what the model puts out for a batch."""
+        model = self._model.model
+        if type(model).call is keras.Sequential.call:
+            model = model._functional
+        if type(model).call is Functional.call:
+            # It was called on symbolic inputs, when it was made.
+            outputs, rows = model.output, tree.flatten(x)[0].shape[0]
+            if not any(None in t.shape[1:] for t in tree.flatten(outputs)):
+                return tree.map_structure(
+                    lambda t: keras.KerasTensor((rows, *t.shape[1:]), t.dtype),
+                    outputs,
+                )
+        call = trace(lambda x: self._model.call(x, training=True), x)
+        return call.structured_outputs
 
     def _check_own_loss(self, batch):
         batch = self._views.merged(batch)

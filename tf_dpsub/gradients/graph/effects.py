@@ -252,7 +252,7 @@ def draws_with_public_seed(graph) -> list:
 
 def calls_python(graph) -> bool:
     """Returns whether a graph runs Python functions."""
-    return any(kind in _PYTHON for kind in _kinds(graph))
+    return any(kind in _PYTHON for kind in kinds(graph))
 
 
 def _has_seed(definition):
@@ -374,11 +374,11 @@ def draws(graph, stateless: bool = False):
             and kind.startswith("Stateless")
             and kind not in functions.CONTROL_FLOW
         )
-        for kind in _kinds(graph)
+        for kind in kinds(graph)
     )
 
 
-def _kinds(graph):
+def kinds(graph):
     """Types of the operations of a graph, and of those of its functions."""
     for op in graph.get_operations():
         yield op.type
