@@ -322,7 +322,7 @@ def sst2_long(inputs):
         ),
     }
     config = _long_sst2()
-    return Experiment(
+    return _long_experiment(
         name="rgp_sst2_long",
         title="RGP on SST-2 at ε = 8 in 450 steps, by what carriers follow",
         trials=(
@@ -332,21 +332,11 @@ def sst2_long(inputs):
             *_by_rate((1.6e-2,), {"DP-SGD": methods["DP-SGD"]}, config, "Adam"),
             *_by_rate((0.3, 1.0, 0.1, 0.03), by_sgd, config, "SGD"),
         ),
-        figures={
-            "accuracy": functools.partial(
-                plots.accuracy_against_setting,
-                setting="learning rate",
-                panel="optimizer",
-            ),
-            "residual": plots.projection_residuals,
-        },
         notes=(
-            *_LONG_NOTES,
             "Carriers of rank 8.",
             f"RGP-public has {_PUBLIC} further examples with their labels; "
             "some equal private ones, which its statement says.",
         ),
-        best_of=("method", "optimizer"),
     )
 
 
@@ -369,29 +359,19 @@ def sst2_pairs(inputs):
     }
     by_sgd = {name: _by_sgd(method) for name, method in methods.items()}
     config = _long_sst2()
-    return Experiment(
+    return _long_experiment(
         name="sst2_pairs",
         title="PDP-SGD and GEP in pairs of directions on SST-2 at ε = 8",
         trials=(
             *_by_rate((0.3, 1.0, 0.1, 0.03), by_sgd, config, "SGD"),
             *_by_rate((4e-3, 8e-3, 2e-3, 1e-3), methods, config, "Adam"),
         ),
-        figures={
-            "accuracy": functools.partial(
-                plots.accuracy_against_setting,
-                setting="learning rate",
-                panel="optimizer",
-            ),
-            "residual": plots.projection_residuals,
-        },
         notes=(
-            *_LONG_NOTES,
             f"{_PAIRS:,} pairs of directions, from gradients of {_PUBLIC} "
             "further examples with their labels, made anew every 10 steps; "
             "some equal private ones, which the statement says.",
             "RGP and DP-SGD with the same settings are in rgp_sst2_long.",
         ),
-        best_of=("method", "optimizer"),
     )
 
 
@@ -405,6 +385,23 @@ def _long_sst2():
     config.epochs = 3
     config.recorders = ("test_projection_residual",)
     return config
+
+
+def _long_experiment(notes, **arguments):
+    """An experiment whose trials have the config of `_long_sst2`."""
+    return Experiment(
+        figures={
+            "accuracy": functools.partial(
+                plots.accuracy_against_setting,
+                setting="learning rate",
+                panel="optimizer",
+            ),
+            "residual": plots.projection_residuals,
+        },
+        notes=(*_LONG_NOTES, *notes),
+        best_of=("method", "optimizer"),
+        **arguments,
+    )
 
 
 def _by_sgd(method):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tests.data.poisson_batches_test import batches_of, drawn_indices
+from tests.data.drawn_batches import batches_of, drawn_indices
 
 EXAMPLES, BATCH, GROUPS, STEPS = 62, 6, 4, 2000
 

@@ -8,25 +8,11 @@ import pytest
 import tensorflow as tf
 from scipy import stats
 
+from tests.data.drawn_batches import EXAMPLES, batches_of, drawn_indices
 from tf_dpsub.data import OncePerEpoch, PoissonBatches, poisson_batches
 from tf_dpsub.gradients import Sources
 
-EXAMPLES = 60
 STEPS = 3000
-
-
-def batches_of(n=EXAMPLES, batch_size=12, seed=0):
-    """Batches whose target is the index of the example."""
-    x = np.random.default_rng(1).normal(size=(n, 2, 3)).astype("float32")
-    return x, PoissonBatches(x, np.arange(n), batch_size=batch_size, seed=seed)
-
-
-def drawn_indices(dataset, steps):
-    """Indices of the drawn rows of each step."""
-    drawn = []
-    for batch in dataset.take(steps).as_numpy_iterator():
-        drawn.append(batch["y"][batch["real"] == 1].tolist())
-    return drawn
 
 
 class Source:

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.data.mixing import Mixing
 from tests.training.plain_models import X, Y, dpsgd, linear, private
 from tf_dpsub.data import PoissonBatches, overlap
 
@@ -110,22 +111,6 @@ def test_batches_that_change():
 def test_datasets_without_rows(dataset, message):
     with pytest.raises(ValueError, match=message):
         PoissonBatches(dataset, batch_size=1)
-
-
-class Mixing:
-    """A source that standardises the rows of each request."""
-
-    assumed = "what the source gives for an example depends on that example"
-
-    def __init__(self, mix):
-        self._rows = np.random.default_rng(0).normal(size=(9, 3))
-        self._mix = mix
-
-    def __len__(self):
-        return len(self._rows)
-
-    def __getitem__(self, indices):
-        return self._mix(self._rows[indices])
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.data.row_sources_test import Mixing
+from tests.data.mixing import Mixing
 from tf_dpsub.data import PoissonBatches, ShardedRows
 
 X = np.arange(60.0).reshape(20, 3)

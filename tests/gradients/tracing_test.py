@@ -5,11 +5,14 @@ import gc
 import threading
 import weakref
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.python.util import tf_stack
 
+import tf_dpsub
+from tf_dpsub.gradients import selection
 from tf_dpsub.gradients.tracing import shared_integers, trace, traced_by_shape
 
 
@@ -199,3 +202,39 @@ class TestStacks:
             tf.zeros([])
         assert len(extracted) == before + 1
         tf_stack.extract_stack = counted
+
+    @pytest.mark.parametrize("jit_compile", [False, True])
+    def test_private_steps_record_lines_for_xla_alone(
+        self, extracted, jit_compile, monkeypatch
+    ):
+        # Else the second model is one that was checked before.
+        monkeypatch.setattr(selection, "_CHECKED", {})
+        grown = []
+
+        class Counting(keras.layers.Layer):
+            def call(self, x):
+                before = len(extracted)
+                x = 2 * x
+                grown.append(len(extracted) > before)
+                return x
+
+        model = tf_dpsub.make_private(
+            keras.Sequential(
+                [keras.Input((3,)), Counting(), keras.layers.Dense(1)]
+            )
+        )
+        model.compile(
+            tf_dpsub.optimizers.DPSGD(
+                keras.optimizers.SGD(0.1),
+                l2_norm_clip=1.0,
+                noise_multiplier=1.0,
+                batch_size=4,
+            ),
+            "mse",
+            jit_compile=jit_compile,
+        )
+        grown.clear()
+        model.fit(np.ones([8, 3]), np.ones([8, 1]), batch_size=4, verbose=0)
+        # What is known of its outputs needs no trace: the loss, its check and
+        # the step.
+        assert grown == [False, False, jit_compile]

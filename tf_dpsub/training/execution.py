@@ -93,8 +93,9 @@ def _on_replicas(model, step):
             return value
         return strategy.reduce("MEAN", value, axis=None)
 
-    # What XLA cannot compile is found by the lines of code that made it.
-    traced_in = contextlib.nullcontext if model.jit_compile else one_stack
+    # Who debugs, or whose model XLA cannot compile, looks for lines of code.
+    needs_lines = model.run_eagerly or model.jit_compile
+    traced_in = contextlib.nullcontext if needs_lines else one_stack
 
     def run(data):
         with traced_in():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.launchers.training.objects_test import changed
+from tests.launchers.training.configs import changed
 from tf_dpsub import accounting, data
 from tf_dpsub.launchers.training import config_checks, objects
 

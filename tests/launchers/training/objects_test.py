@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
+from tests.launchers.training.configs import changed
 from tf_dpsub import accounting, data, heads, subspaces
-from tf_dpsub.configs import default
 from tf_dpsub.launchers.training import config_checks, objects
 
 PDP = {
@@ -15,13 +15,6 @@ GEP = PDP | {
     "optimizer": "GEP",
     "optimizer_kwargs": {"residual_norm_clip": 0.2},
 }
-
-
-def changed(**changes):
-    config = default.get_config()
-    for name, value in ({"noise_multiplier": 2.0} | changes).items():
-        config[name] = value
-    return config
 
 
 def optimizer_and_subspace(config):
