@@ -248,10 +248,10 @@ def table(title, saved, command):
         "|---|---|---|---|---|---|",
     ]
     for distribution, name in names.items():
-        found = published_accuracies(results, distribution)
+        published = published_accuracies(results, distribution)
         lines.append(
             f"| {name} | {round_up(spent[distribution])} | "
-            + " | ".join(f"{100 * accuracy:.0f} %" for accuracy in found)
+            + " | ".join(f"{100 * accuracy:.0f} %" for accuracy in published)
             + " |"
         )
     lines.append(

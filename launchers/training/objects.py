@@ -88,8 +88,8 @@ def strategy(config):
 
 def labelled_public(config) -> int:
     """Number of labelled public examples that a config takes of its data."""
-    own = 0 if config.public_data else config.public_examples
-    return max(own, config.ridge_start_examples)
+    examples = 0 if config.public_data else config.public_examples
+    return max(examples, config.ridge_start_examples)
 
 
 def dataset(config):

@@ -238,16 +238,16 @@ def noise_multiplier(
             multiplier, sampling_rate, steps, sampling, rows_per_person
         )
 
-    found = least_noise(
+    least = least_noise(
         event, epsilon=epsilon, delta=delta, accountant=accountant
     )
-    if found is None:
+    if least is None:
         raise ValueError(
             f"Expected a budget that some noise can keep, got epsilon="
             f"{epsilon}, delta={delta} over {steps} steps at sampling rate "
             f"{sampling_rate}. Raise epsilon or delta, or take fewer steps."
         )
-    return found
+    return least
 
 
 def selection_epsilon(

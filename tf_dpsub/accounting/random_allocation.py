@@ -489,11 +489,11 @@ def _spread(values, masses, grid, place):
     Returns:
         array, [points].
     """
-    left = np.clip(place, 0, len(grid) - 2).astype(np.int64)
+    cell = np.clip(place, 0, len(grid) - 2).astype(np.int64)
     # A value in the next cell would go to points that are not around it.
-    left -= (values < grid[left]) & (left > 0)
-    left += (values > grid[left + 1]) & (left < len(grid) - 2)
-    to_right = (values - grid[left]) / (grid[left + 1] - grid[left])
+    cell -= (values < grid[cell]) & (cell > 0)
+    cell += (values > grid[cell + 1]) & (cell < len(grid) - 2)
+    to_right = (values - grid[cell]) / (grid[cell + 1] - grid[cell])
     to_right = masses * np.clip(to_right, 0.0, 1.0)
-    spread = np.bincount(left, masses - to_right, len(grid))
-    return spread + np.bincount(left + 1, to_right, len(grid))
+    spread = np.bincount(cell, masses - to_right, len(grid))
+    return spread + np.bincount(cell + 1, to_right, len(grid))

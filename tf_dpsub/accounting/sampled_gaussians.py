@@ -41,10 +41,10 @@ def renyi_divergences(noise_multiplier: float, rate: float, orders):
             noise_multiplier, rate, tuple(orders[whole])
         )
     for terms in _TERMS:
-        left = ~whole & np.isinf(log_moments)
-        if left.any():
-            log_moments[left] = _log_moments(
-                noise_multiplier, rate, tuple(orders[left]), terms
+        unfinished = ~whole & np.isinf(log_moments)
+        if unfinished.any():
+            log_moments[unfinished] = _log_moments(
+                noise_multiplier, rate, tuple(orders[unfinished]), terms
             )
     return log_moments / (orders - 1)
 

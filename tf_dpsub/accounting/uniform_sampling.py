@@ -90,10 +90,10 @@ def uniform_noise_multiplier(
         low, high = high, high + 1.0
     while excess(low) <= 0:
         low, high = low - 1.0, low
-    found = optimize.brentq(excess, low, high, xtol=1e-4)
-    while excess(found) > 0:
-        found += 1e-4
-    return math.exp(found)
+    log_multiplier = optimize.brentq(excess, low, high, xtol=1e-4)
+    while excess(log_multiplier) > 0:
+        log_multiplier += 1e-4
+    return math.exp(log_multiplier)
 
 
 def _epsilon(noise_multiplier, examples, steps, delta):

@@ -95,16 +95,18 @@ def top_singular_values(
         gram, product = None, matrix.times_transpose
         energy = matrix.energy()
     start = np.random.default_rng(seed).normal(size=(count, k))
-    left, _ = np.linalg.qr(start)
+    left_vectors, _ = np.linalg.qr(start)
     for _ in range(iterations):
-        left, _ = np.linalg.qr(product(left))
-    squares, rotation = np.linalg.eigh(left.T @ product(left))
+        left_vectors, _ = np.linalg.qr(product(left_vectors))
+    squares, rotation = np.linalg.eigh(left_vectors.T @ product(left_vectors))
     order = np.argsort(squares)[::-1]
     # Rounding can make zero eigenvalues slightly negative.
     values = np.sqrt(np.maximum(squares[order], 0.0))
     vectors = None
     if directions:
-        vectors = matrix.right_vectors(left @ rotation[:, order], values)
+        vectors = matrix.right_vectors(
+            left_vectors @ rotation[:, order], values
+        )
     return Spectrum(values, vectors, energy, gram)
 
 
@@ -153,21 +155,21 @@ class _Matrix:
             )
         )
 
-    def times_transpose(self, left):
+    def times_transpose(self, left_vectors):
         """`G G^T U`."""
-        left = left.astype(np.float32)
-        total = np.zeros(left.shape)
+        left_vectors = left_vectors.astype(np.float32)
+        total = np.zeros(left_vectors.shape)
         for _, block in self._blocks():
-            total += block @ (block.T @ left)
+            total += block @ (block.T @ left_vectors)
         return total
 
-    def right_vectors(self, left, values):
+    def right_vectors(self, left_vectors, values):
         """`G^T U / S`, orthonormal columns; zero where S is."""
         scale = np.where(
             values > 1e-6 * values[0], 1 / np.maximum(values, 1e-300), 0.0
         )
-        scaled = (left * scale).astype(np.float32)
-        vectors = np.empty((self.shape[1], left.shape[1]), np.float32)
+        scaled = (left_vectors * scale).astype(np.float32)
+        vectors = np.empty((self.shape[1], left_vectors.shape[1]), np.float32)
         for columns, block in self._blocks():
             np.matmul(block.T, scaled, out=vectors[columns])
         return vectors

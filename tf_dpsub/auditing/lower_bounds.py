@@ -88,13 +88,13 @@ def epsilon_of_rates(
     each = (1 + confidence) / 2
     tpr = clopper_pearson(true_positives, positives, each)
     fpr = clopper_pearson(false_positives, negatives, each)
-    found = [0.0]
+    bounds = [0.0]
     for above, below in ((tpr[0], fpr[1]), (1 - fpr[1], 1 - tpr[0])):
         if above > delta:
-            found.append(
+            bounds.append(
                 math.log((above - delta) / below) if below else math.inf
             )
-    return max(found)
+    return max(bounds)
 
 
 def epsilon_of_one_run(
@@ -142,9 +142,9 @@ def epsilon_of_one_run(
         return 0.0
     if excess(_LARGEST) < 0:
         return math.inf
-    found = optimize.brentq(excess, 0.0, _LARGEST, xtol=1e-9)
+    epsilon = optimize.brentq(excess, 0.0, _LARGEST, xtol=1e-9)
     # Downwards: what is said is never above what was shown.
-    return max(0.0, found - 2e-9)
+    return max(0.0, epsilon - 2e-9)
 
 
 def _one_run_p_value(correct, guesses, canaries, epsilon, delta):

@@ -70,8 +70,8 @@ def loss_threshold_attack(
     """
     scores, labels = _balanced(member_losses, other_losses, seed)
     scores = -scores[:, 0]
-    found, attacked = _halves(labels, seed)
-    threshold = _best_threshold(scores[found], labels[found])
+    fitted, attacked = _halves(labels, seed)
+    threshold = _best_threshold(scores[fitted], labels[fitted])
     return _membership(
         scores[attacked],
         labels[attacked],
@@ -105,7 +105,7 @@ def classifier_attack(
     Raises:
         ValueError: as `loss_threshold_attack`.
     """
-    known = {
+    makers = {
         "logistic": lambda: pipeline.make_pipeline(
             preprocessing.StandardScaler(),
             linear_model.LogisticRegression(max_iter=1000),
@@ -115,15 +115,15 @@ def classifier_attack(
         ),
     }
     if isinstance(classifier, str):
-        if classifier not in known:
+        if classifier not in makers:
             raise ValueError(
-                f"Expected classifier in {tuple(known)}, or a scikit-learn "
+                f"Expected classifier in {tuple(makers)}, or a scikit-learn "
                 f"classifier, got {classifier!r}."
             )
-        classifier = known[classifier]()
+        classifier = makers[classifier]()
     features, labels = _balanced(member_features, other_features, seed)
-    found, attacked = _halves(labels, seed)
-    classifier.fit(features[found], labels[found])
+    fitted, attacked = _halves(labels, seed)
+    classifier.fit(features[fitted], labels[fitted])
     scores = classifier.predict_proba(features[attacked])[:, 1]
     return _membership(scores, labels[attacked], scores >= 0.5, confidence)
 
@@ -295,8 +295,8 @@ def _best_threshold(scores, labels):
     return ordered[last][np.argmax(gain)]
 
 
-def _membership(scores, labels, said, confidence):
-    right = int(np.sum(said == labels))
+def _membership(scores, labels, predicted, confidence):
+    right = int(np.sum(predicted == labels))
     fpr, tpr, _ = metrics.roc_curve(labels, scores, drop_intermediate=False)
     return Membership(
         success=right / len(labels),

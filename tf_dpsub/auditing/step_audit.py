@@ -252,8 +252,10 @@ class StepAudit:
 
     def _attacked(self, batch, steps, rows):
         """Arrays `[steps]`: those of `scores`, and that of `refuted`."""
-        found = self._attacks(*self._arguments(batch, rows), tf.constant(steps))
-        return [values.numpy()[:, 0] for values in found]
+        attacks = self._attacks(
+            *self._arguments(batch, rows), tf.constant(steps)
+        )
+        return [values.numpy()[:, 0] for values in attacks]
 
     def _arguments(self, batch, rows):
         """A batch, and how many of its rows are real, for a traced function."""

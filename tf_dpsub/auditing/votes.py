@@ -291,8 +291,8 @@ def _independence(outcomes):
         if spread == 0:
             largest = 1.0
             break
-        found = np.mean(centred[1:] * centred[:-1]) / spread
-        largest = max(largest, float(abs(found)))
+        correlation = np.mean(centred[1:] * centred[:-1]) / spread
+        largest = max(largest, float(abs(correlation)))
     return Finding(
         check="independence",
         passed=statistics.is_likely(largest, len(outcomes[0]), len(outcomes)),

@@ -207,8 +207,8 @@ def _ends_of(path, size):
 
 def _check_lengths(path, lengths, checks, place):
     """Refuses lengths that do not fit their checksums."""
-    own = _masked_crc32c(np.frombuffer(lengths, np.uint8).reshape(-1, 8))
-    if not np.array_equal(own, np.frombuffer(checks, "<u4")):
+    computed = _masked_crc32c(np.frombuffer(lengths, np.uint8).reshape(-1, 8))
+    if not np.array_equal(computed, np.frombuffer(checks, "<u4")):
         raise ValueError(
             f"Expected a TFRecord file without compression, got {path}, where "
             f"a length at or before byte {place} does not fit its checksum."

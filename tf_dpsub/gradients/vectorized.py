@@ -327,10 +327,10 @@ def _of_fixed_shapes(row_of):
 
     def checked(example):
         graph = tf.compat.v1.get_default_graph()
-        known = len(graph.get_operations())
+        before = len(graph.get_operations())
         outputs = row_of(example)
         depends = {t.ref() for t in tf.nest.flatten(example)}
-        for op in graph.get_operations()[known:]:
+        for op in graph.get_operations()[before:]:
             read = [i for i in op.inputs if i.ref() in depends]
             if not read:
                 continue

@@ -151,8 +151,8 @@ class Ridge:
         outputs = self._left @ (
             shares[:, None] * (self._left.T @ self._targets)
         )
-        own = np.sum(self._left**2 * shares, axis=1)  # [examples]
-        residuals = (self._targets - outputs) / (1 - own)[:, None]
+        leverages = np.sum(self._left**2 * shares, axis=1)  # [examples]
+        residuals = (self._targets - outputs) / (1 - leverages)[:, None]
         return self._targets - residuals
 
 

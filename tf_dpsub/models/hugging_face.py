@@ -88,10 +88,10 @@ class Checkpoint:
         Raises:
             ValueError: if it has fewer.
         """
-        known = self.config["num_hidden_layers"]
-        if not 1 <= layers <= known:
+        available = self.config["num_hidden_layers"]
+        if not 1 <= layers <= available:
             raise ValueError(
-                f"Expected 1 <= first_layers <= {known}, the layers that "
+                f"Expected 1 <= first_layers <= {available}, the layers that "
                 f"{self.path} has, got {layers}."
             )
         tensors = {

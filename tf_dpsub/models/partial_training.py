@@ -117,7 +117,9 @@ def _weights_by_kind(model):
                 kinds.add("head")
             for kind in kinds:
                 by_kind[kind][id(variable)] = variable
-    return {kind: list(found.values()) for kind, found in by_kind.items()}
+    return {
+        kind: list(variables.values()) for kind, variables in by_kind.items()
+    }
 
 
 def _trainable_layers(model):

@@ -29,7 +29,7 @@ class NoiseSetting:
         multiplier: float, or None with a target.
         epsilon: float, > 0, of the target; or None.
         delta: float in (0, 1), of the target; or None.
-        found: float, what `fit` found for the target before; or None.
+        calibrated: float, what `fit` found for the target before; or None.
         l2_norm_clip: float, the clip that the noise is relative to.
 
     Attributes:
@@ -44,7 +44,7 @@ class NoiseSetting:
         multiplier: float | None,
         epsilon: float | None,
         delta: float | None,
-        found: float | None,
+        calibrated: float | None,
         l2_norm_clip: float,
     ):
         if (multiplier is None) == (epsilon is None):
@@ -63,7 +63,7 @@ class NoiseSetting:
             check_epsilon(epsilon)
             check_delta(delta)
             self.target = Target(float(epsilon), float(delta))
-            multiplier = found
+            multiplier = calibrated
         # With a target there will be noise, which needs a clip.
         check_privacy(1.0 if multiplier is None else multiplier, l2_norm_clip)
         self._multiplier = None if multiplier is None else float(multiplier)

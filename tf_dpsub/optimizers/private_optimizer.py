@@ -85,12 +85,12 @@ class PrivateOptimizer(OptimizerWrapper, abc.ABC):
         name: str | None = None,
         **unknown,
     ):
-        found = unknown.pop("found_noise_multiplier", None)
+        calibrated = unknown.pop("found_noise_multiplier", None)
         if unknown:
             raise TypeError(unknown_arguments.message(type(self), *unknown))
         super().__init__(optimizer, ema_warmup=ema_warmup, name=name)
         self._noise_setting = NoiseSetting(
-            noise_multiplier, epsilon, delta, found, l2_norm_clip
+            noise_multiplier, epsilon, delta, calibrated, l2_norm_clip
         )
         self._clipping_rule = Clipping(clipping, stability)
         self._clipping_rule.check_clip(l2_norm_clip)

@@ -392,7 +392,7 @@ def _code(chosen, head, public, shape, text_encoder):
     """Python that trains an approach, on `x` and `y`."""
     budget = f"epsilon={head.epsilon}, delta={head.delta}"
     if chosen.trained == "all layers":
-        own = _settings(chosen, head)
+        settings = _settings(chosen, head)
         augmentation = '"affine"' if len(shape) == 3 else None
         lines = [
             "tf_dpsub.fit_public(",
@@ -400,16 +400,16 @@ def _code(chosen, head, public, shape, text_encoder):
             ")",
             "model = tf_dpsub.make_private(plain)",
             "optimizer = tf_dpsub.optimizers.DPSGD(",
-            f"    keras.optimizers.SGD({own['learning_rate']}),",
-            f"    l2_norm_clip={own['l2_norm_clip']},",
+            f"    keras.optimizers.SGD({settings['learning_rate']}),",
+            f"    l2_norm_clip={settings['l2_norm_clip']},",
             f"    {budget},",
-            f"    batch_size={own['batch_size']},",
+            f"    batch_size={settings['batch_size']},",
             ")",
             f"model.compile(optimizer, {_LOSS})",
             "batches = tf_dpsub.data.PoissonBatches(",
-            f"    x, y, batch_size={own['batch_size']}",
+            f"    x, y, batch_size={settings['batch_size']}",
             ")",
-            f"model.fit(batches, epochs={own['epochs']})",
+            f"model.fit(batches, epochs={settings['epochs']})",
         ]
     else:
         lines = representations.code(chosen, public, shape, text_encoder)

@@ -161,8 +161,8 @@ class CarrierBases(PublicState):
         """Random `[inputs, rank]` and `[outputs, rank]`."""
         keys = tf.unstack(tf.random.experimental.stateless_split(key))
         return [
-            tf.random.stateless_normal([size, carriers.rank], own)
-            for size, own in zip((carriers.inputs, carriers.outputs), keys)
+            tf.random.stateless_normal([size, carriers.rank], side_key)
+            for size, side_key in zip((carriers.inputs, carriers.outputs), keys)
         ]
 
     def _start(self, carriers, draws):

@@ -69,20 +69,22 @@ def make_groups(model, variables: list, groups) -> list:
         return _named_groups(model, variables, groups)
     layers = _layers(model, variables)
     if groups == "layers":
-        return [_group(name, own, variables) for name, own in layers]
+        return [_group(name, of_layer, variables) for name, of_layer in layers]
     if groups > len(layers):
         raise ValueError(
             f"Expected groups <= {len(layers)}, the layers with trainable "
             f"weights of '{model.name}', got {groups}."
         )
-    parts = _consecutive([_size(own, variables) for _, own in layers], groups)
+    parts = _consecutive(
+        [_size(of_layer, variables) for _, of_layer in layers], groups
+    )
     made = []
     for first, last in parts:
         members = layers[first:last]
         name = members[0][0]
         if len(members) > 1:
             name += f" to {members[-1][0]}"
-        indices = [k for _, own in members for k in own]
+        indices = [k for _, of_layer in members for k in of_layer]
         made.append(_group(name, indices, variables))
     return made
 
@@ -134,17 +136,17 @@ def apportion(rank: int, groups: list, limit) -> list:
 def _layers(model, variables):
     """Names of the layers that own variables, with their positions."""
     position = {id(v): k for k, v in enumerate(variables)}
-    found = []
+    owners = []
     for layer in model._flatten_layers(include_self=True):
-        own = [
+        indices = [
             position.pop(id(v))
             for v in layer._trainable_variables
             if id(v) in position
         ]
-        if own:
-            found.append((layer.name, own))
+        if indices:
+            owners.append((layer.name, indices))
     # Keras gives nested layers last to first.
-    return sorted(found, key=lambda pair: pair[1][0])
+    return sorted(owners, key=lambda pair: pair[1][0])
 
 
 def _named_groups(model, variables, groups):

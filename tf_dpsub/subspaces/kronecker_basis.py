@@ -108,8 +108,8 @@ class KroneckerBasis:
             for k, pair in zip(self.kernels, sides)
         ]
         if self.vectors:
-            own = [variables[k] for k in self.vectors]
-            parts.append(gradients.project(blocks, own))
+            vectors = [variables[k] for k in self.vectors]
+            parts.append(gradients.project(blocks, vectors))
         return tf.concat(parts, 1)
 
     def moment_products(self, gradients, sides, blocks, weights):
@@ -134,10 +134,10 @@ class KroneckerBasis:
                 )
         if not self.vectors:
             return of_sides, []
-        own = [variables[k] for k in self.vectors]
-        coordinates = gradients.project(blocks, own)
+        vectors = [variables[k] for k in self.vectors]
+        coordinates = gradients.project(blocks, vectors)
         return of_sides, gradients.combinations(
-            weights[:, None] * coordinates, own
+            weights[:, None] * coordinates, vectors
         )
 
     def orthonormal(self, matrices, fills):

@@ -83,9 +83,9 @@ class PublicCarrierBases(CarrierBases):
         y_public,
         update_every: int,
         allow_private: bool,
-        **own,
+        **arguments,
     ):
-        super().__init__(**own)
+        super().__init__(**arguments)
         check_count("update_every", update_every)
         self._public = PublicExamples(x_public, y_public)
         self.update_every = int(update_every)

@@ -223,14 +223,16 @@ def _classes(shape, key, count):
 def _check_fit(data, spec, has_labels):
     names = ("x", "y") if has_labels else ("x",)
     for name in names:
-        found = tree.map_structure(lambda t: tuple(t.shape[1:]), data.get(name))
+        shapes = tree.map_structure(
+            lambda t: tuple(t.shape[1:]), data.get(name)
+        )
         wanted = tree.map_structure(
             lambda s: tuple(s.shape[1:]), spec.get(name)
         )
-        if found != wanted:
+        if shapes != wanted:
             raise ValueError(
                 f"Expected public {name} of the shapes of the private ones, "
-                f"{wanted} for each example, got {found}."
+                f"{wanted} for each example, got {shapes}."
             )
 
 

@@ -147,8 +147,8 @@ class Whitening:
         def of_different_rows(left, right):
             """Products of two means, by direction, without a row's own."""
             whole = tf.reduce_sum(left, 0) * tf.reduce_sum(right, 0)
-            own = tf.reduce_sum(left * right, 0)
-            return (whole - own) / (count * (count - 1))
+            of_same_row = tf.reduce_sum(left * right, 0)
+            return (whole - of_same_row) / (count * (count - 1))
 
         curvature = tf.reduce_mean(tf.square(gradients), 0)  # [rank]
         signal = of_different_rows(steps, steps)

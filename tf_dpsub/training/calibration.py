@@ -167,7 +167,7 @@ def _least_noise(ledger, target, run, beside=()):
             "examples, or give noise_multiplier instead."
         )
 
-    def found(spent):
+    def least_after(spent):
         return least_noise(
             lambda sigma: dataclasses.replace(
                 run, noise_multiplier=sigma
@@ -182,7 +182,7 @@ def _least_noise(ledger, target, run, beside=()):
     releases_spend = beside and target.epsilon <= composed_epsilon(
         spent, delta=target.delta, accountant=_ACCOUNTANT
     )
-    multiplier = None if releases_spend else found(spent)
+    multiplier = None if releases_spend else least_after(spent)
     if multiplier is None and beside:
         raise ValueError(
             f"Expected a target that metrics leave something of, got {target}, "
@@ -191,7 +191,7 @@ def _least_noise(ledger, target, run, beside=()):
         )
     if multiplier is None:
         _refuse(target, ledger.epsilon(target.delta, _ACCOUNTANT))
-    alone = found(()) if spent else multiplier
+    alone = least_after(()) if spent else multiplier
     if multiplier > _MUCH_NOISE * alone:
         logging.warning(
             "The noise multiplier is %.3g, and would be %.3g if nothing were "

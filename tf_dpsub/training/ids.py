@@ -73,13 +73,15 @@ class IdsInRange:
         Returns:
             Float32 tensor `[batch]`: 1, or NaN; None where no id was seen.
         """
-        found = [
+        wrong_by_input = [
             tf.reduce_any(tf.reshape(wrong, [batch_size, -1]), 1)
             for wrong in self._by_example(inputs, batch_size)
         ]
-        if not found:
+        if not wrong_by_input:
             return None
-        return tf.where(tf.reduce_any(tf.stack(found), 0), float("nan"), 1.0)
+        return tf.where(
+            tf.reduce_any(tf.stack(wrong_by_input), 0), float("nan"), 1.0
+        )
 
     def _by_example(self, inputs, batch_size):
         """Whether ids were out of range, with the batch in front."""

@@ -417,14 +417,14 @@ def _function_of(model, name, data) -> tuple[Callable, float]:
     function = _PROVABLE.get(metric._fn, metric._fn)
 
     def values(y, y_pred):
-        found = tf.convert_to_tensor(
+        results = tf.convert_to_tensor(
             function(
                 tf.cast(y, metric.dtype),
                 tf.cast(y_pred, metric.dtype),
                 **metric._fn_kwargs,
             )
         )
-        return _means_of_rows(found, backend.get_keras_mask(y_pred))
+        return _means_of_rows(results, backend.get_keras_mask(y_pred))
 
     return values, 0.0 if metric._direction == "up" else 1.0
 

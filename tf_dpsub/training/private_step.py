@@ -351,9 +351,9 @@ class PrivateStep:
         graph = tf.compat.v1.get_default_graph()
         self._require_as_checked(graph)
         sums = self.optimizer.clipped_sums(rows, part["real"])
-        known = len(graph.get_operations())
+        before = len(graph.get_operations())
         self._update_metrics(part, aux, rows.valid)
-        self._require_no_weight_written(graph.get_operations()[known:])
+        self._require_no_weight_written(graph.get_operations()[before:])
         return sums
 
     def _require_as_checked(self, graph):
@@ -527,7 +527,7 @@ def _update_compiled_metrics(metrics, y, y_pred, weight, counted):
     weights = [None] if weight is None else metrics._flatten_y(weight)
     if len(weights) < len(targets):
         weights = [weights[0]] * len(targets)
-    for unweighted, weighted, target, prediction, own in zip(
+    for unweighted, weighted, target, prediction, output_weight in zip(
         metrics._flat_metrics,
         metrics._flat_weighted_metrics,
         targets,
@@ -539,20 +539,24 @@ def _update_compiled_metrics(metrics, y, y_pred, weight, counted):
         real = counted[:, None] if masked else counted
         if unweighted:
             unweighted.update_state(target, prediction, real)
-        if weighted and own is None:
+        if weighted and output_weight is None:
             weighted.update_state(target, prediction, real)
         elif weighted:
-            own = own[:, None] if masked and own.shape.rank == 1 else own
-            own = scale_rows(counted, own)
-            weighted.update_state(target, prediction, own)
+            output_weight = (
+                output_weight[:, None]
+                if masked and output_weight.shape.rank == 1
+                else output_weight
+            )
+            output_weight = scale_rows(counted, output_weight)
+            weighted.update_state(target, prediction, output_weight)
 
 
 def _with_batch_size(tensor, batch_size):
     """`tensor` with a static first axis, which layers of text forget."""
     if tensor.shape[0] is not None:
         return tensor
-    known = tf.ensure_shape(tensor, [batch_size, *tensor.shape[1:]])
+    static = tf.ensure_shape(tensor, [batch_size, *tensor.shape[1:]])
     mask = backend.get_keras_mask(tensor)
     if mask is not None:
-        backend.set_keras_mask(known, mask)
-    return known
+        backend.set_keras_mask(static, mask)
+    return static

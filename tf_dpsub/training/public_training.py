@@ -162,12 +162,12 @@ def _augmentation(augmentation, seed):
             "Expected augmentation to be 'affine', a function, a layer or "
             f"None, got {augmentation!r}."
         )
-    own = {"fill_mode": "constant", "seed": seed}
+    shared = {"fill_mode": "constant", "seed": seed}
     layers = [
-        keras.layers.RandomShear(0.2, 0.2, **own),
-        keras.layers.RandomRotation(15 / 360, **own),
-        keras.layers.RandomZoom(0.12, 0.12, **own),
-        keras.layers.RandomTranslation(0.1, 0.1, **own),
+        keras.layers.RandomShear(0.2, 0.2, **shared),
+        keras.layers.RandomRotation(15 / 360, **shared),
+        keras.layers.RandomZoom(0.12, 0.12, **shared),
+        keras.layers.RandomTranslation(0.1, 0.1, **shared),
     ]
 
     def augment(images):

@@ -32,7 +32,7 @@ def reading_public_values(model, *others):
         yield
         return
     graph = tf.compat.v1.get_default_graph()
-    known = len(graph.get_operations())
+    before = len(graph.get_operations())
     yield
     public = set().union(
         *(
@@ -46,7 +46,7 @@ def reading_public_values(model, *others):
             )
         )
     )
-    for op in graph.get_operations()[known:]:
+    for op in graph.get_operations()[before:]:
         for read in op.inputs:
             if (
                 read.dtype == tf.resource

@@ -63,8 +63,8 @@ class StepStates:
         Args:
             changed: list of variables; seeds and its own are left out.
         """
-        known = {id(v) for v in (*self.seeds, *self.variables)}
-        self._changed = [v for v in changed if id(v) not in known]
+        excluded = {id(v) for v in (*self.seeds, *self.variables)}
+        self._changed = [v for v in changed if id(v) not in excluded]
         self._starts = [
             _variable(tf.convert_to_tensor(v)) for v in self._changed
         ]
@@ -136,16 +136,16 @@ class StepStates:
     def _keys(self):
         """A key for each seed, int64 `[seeds, 2]`."""
         count = len(self.seeds)
-        keys = shared = own = None
+        keys = shared = of_pass = None
         if not self._each.all():
             keys = shared = self._random(_SHARED, count)
         if self._each.any():
             passes = self._passes.assign_add(1, read_value=True)
             # Replicas work through batches of their own.
             replica = tf.cast(_replica(), tf.int64)
-            keys = own = self._random(passes + replica * _PASSES, count)
-        if shared is not None and own is not None:
-            keys = tf.where(self._each[:, None], own, shared)
+            keys = of_pass = self._random(passes + replica * _PASSES, count)
+        if shared is not None and of_pass is not None:
+            keys = tf.where(self._each[:, None], of_pass, shared)
         return keys
 
     def _random(self, number, count):
@@ -201,12 +201,12 @@ def _no_public_seed():
         graph.seed = seed
 
 
-def uses_of(implementation: str, found, count: int) -> list:
+def uses_of(implementation: str, uses, count: int) -> list:
     """Seeds that have one key for all passes of a step.
 
     Args:
         implementation: string, of per-example gradients.
-        found: dict, as `Sources.uses`, where the graph was walked.
+        uses: dict, as `Sources.uses`, where the graph was walked.
         count: int, the number of seeds.
 
     Returns:
@@ -217,4 +217,4 @@ def uses_of(implementation: str, found, count: int) -> list:
         return list(range(count))
     if implementation == "map_fn":
         return []
-    return [k for k, use in (found or {}).items() if use == sources.ALL]
+    return [k for k, use in (uses or {}).items() if use == sources.ALL]

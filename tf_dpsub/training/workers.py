@@ -55,9 +55,9 @@ def require_agreement(strategy, settings: dict, data=None):
     if not is_one_of_several(strategy):
         return
     values = {**settings, "data": None if data is None else _sample_of(data)}
-    own = np.array([_number(value) for value in values.values()], np.int64)
+    numbers = np.array([_number(value) for value in values.values()], np.int64)
     try:
-        everywhere = _gathered(strategy, own)  # [replicas, settings]
+        everywhere = _gathered(strategy, numbers)  # [replicas, settings]
     except LOST_WORKER as error:
         raise lost(error) from error
     differ = np.any(everywhere != everywhere[0], axis=0)
@@ -140,9 +140,9 @@ def require_all_examples(strategy, poisson):
     examples = poisson.own_examples
     if is_one_of_several(strategy):
         resolver = strategy.cluster_resolver
-        own = np.array([resolver.task_id, examples], np.int64)
+        numbers = np.array([resolver.task_id, examples], np.int64)
         try:
-            everywhere = _gathered(strategy, own)  # [replicas, 2]
+            everywhere = _gathered(strategy, numbers)  # [replicas, 2]
         except LOST_WORKER as error:
             raise lost(error) from error
         # Replicas of a host send the same.
@@ -211,8 +211,8 @@ def _sample_of(data):
     return digest.hexdigest()
 
 
-def _gathered(strategy, own):
-    of_replicas = strategy.run(lambda: tf.constant(own)[tf.newaxis])
+def _gathered(strategy, numbers):
+    of_replicas = strategy.run(lambda: tf.constant(numbers)[tf.newaxis])
     return strategy.gather(of_replicas, axis=0).numpy()
 
 

@@ -79,9 +79,9 @@ class TrialLedger(accounting.PrivacyLedger):
                 "`callbacks.PrivateValidation` or public data, not by "
                 "`evaluate_privately`."
             )
-        known = {what for entry in self._stated for what in entry.uncovered}
+        stated = {what for entry in self._stated for what in entry.uncovered}
         for entry in entries:
-            more = [what for what in entry.uncovered if what not in known]
+            more = [what for what in entry.uncovered if what not in stated]
             if more:
                 raise BreaksGuaranteeError(
                     "Expected trials that the guarantee covers, got one with "

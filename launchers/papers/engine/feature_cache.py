@@ -122,10 +122,10 @@ class FeatureCache:
             file = self.folder / f"coordinates_{ending}"
             if file.exists():
                 continue
-            found = of(inputs[start : start + _SHARD])
-            _save(self.folder / ending, found.astype(_KEPT_AS))
-            _save(file, coordinates_of(found))
-            print(f"{file}: {found.shape}", flush=True)
+            features = of(inputs[start : start + _SHARD])
+            _save(self.folder / ending, features.astype(_KEPT_AS))
+            _save(file, coordinates_of(features))
+            print(f"{file}: {features.shape}", flush=True)
 
     def _all(self, part):
         """All that was written of a part, as one array."""
@@ -227,8 +227,8 @@ def _features_of(config, loaded):
 
     def of(inputs):
         try:
-            (found,) = kept.of(model.preprocessed((inputs,))[0])[KEY]
-            return np.array(found.reshape(len(found), -1))
+            (features,) = kept.of(model.preprocessed((inputs,))[0])[KEY]
+            return np.array(features.reshape(len(features), -1))
         finally:
             kept.close()
 

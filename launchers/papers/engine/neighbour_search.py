@@ -30,15 +30,15 @@ def best_of(start, grid, scores, together=(), least_gain=0.0):
         A pair: the best point, and the fields whose value is at an end of
         their grid.
     """
-    known: dict = {}
+    score_of: dict = {}
 
     def climbed(best, fields):
         while True:
             neighbours = _neighbours(best, fields, grid)
-            new = [p for p in (best, *neighbours) if p not in known]
-            known.update(zip(new, scores(new)))
-            top = max(neighbours, key=known.__getitem__, default=best)
-            if known[top] <= known[best] + least_gain:
+            new = [p for p in (best, *neighbours) if p not in score_of]
+            score_of.update(zip(new, scores(new)))
+            top = max(neighbours, key=score_of.__getitem__, default=best)
+            if score_of[top] <= score_of[best] + least_gain:
                 return best
             best = top
 
@@ -60,13 +60,13 @@ def best_of(start, grid, scores, together=(), least_gain=0.0):
 
 def _neighbours(point, fields, grid):
     """The points next to one along some fields."""
-    found = []
+    neighbours = []
     for field in fields:
         values = grid[field]
         position = values.index(getattr(point, field))
-        found += [
+        neighbours += [
             dataclasses.replace(point, **{field: values[p]})
             for p in (position - 1, position + 1)
             if 0 <= p < len(values)
         ]
-    return found
+    return neighbours

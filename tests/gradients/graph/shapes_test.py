@@ -13,7 +13,7 @@ def made(monkeypatch):
     """Types of the operations that were made to find shapes."""
     types = []
     made_of = shapes._made_of
-    monkeypatch.setattr(shapes, "_FOUND", {})
+    monkeypatch.setattr(shapes, "_DERIVED", {})
     monkeypatch.setattr(
         shapes,
         "_made_of",

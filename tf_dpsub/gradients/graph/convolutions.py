@@ -216,11 +216,11 @@ class _Geometry:
         )
         places, image = self._places(image), self._padded(image)
         total = tf.zeros([])
-        for tap, own in zip(np.ndindex(*self.taps), by_tap):
+        for tap, of_tap in zip(np.ndindex(*self.taps), by_tap):
             with tf.control_dependencies([total]):
                 view = self._view(image, tap, places)
             view = tf.reshape(view, [batch, -1, self.shape[-2]])
-            total += tf.matmul(view, own)
+            total += tf.matmul(view, of_tap)
         return total
 
     def products(self, image, map_):

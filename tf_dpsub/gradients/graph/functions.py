@@ -105,8 +105,8 @@ class TracedBody:
 
 def around(graph):
     """The `Body`, or `TracedBody`, that a graph is of, or None."""
-    found = _OF_GRAPHS.get(graph)
-    return found and found()
+    reference = _OF_GRAPHS.get(graph)
+    return reference and reference()
 
 
 def placeholder_like(tensor, shape):
@@ -213,11 +213,11 @@ def argument(placeholder):
         Pair of the operation and of the position among its inputs; None if
         nothing is known of a call.
     """
-    found = around(placeholder.graph)
-    if found is None or placeholder.op.type != "Placeholder":
+    enclosing = around(placeholder.graph)
+    if enclosing is None or placeholder.op.type != "Placeholder":
         return None
-    (k,) = (k for k, t in enumerate(found.inputs) if t is placeholder)
-    call = found.call
+    (k,) = (k for k, t in enumerate(enclosing.inputs) if t is placeholder)
+    call = enclosing.call
     is_branch = call.type not in CALLS | LOOPS
     return call, k + is_branch
 
@@ -228,10 +228,10 @@ def passed(handle):
         if handle.op.type == "Identity":
             handle = handle.op.inputs[0]
             continue
-        known = argument(handle)
-        if known is None:
+        position = argument(handle)
+        if position is None:
             return handle
-        call, k = known
+        call, k = position
         if call.type in LOOPS:
             # At a later step it might be another one.
             inside = body(call, "body")
@@ -314,8 +314,8 @@ def _is_of(shape, claimed):
 
 def is_compiled(graph) -> bool:
     """Returns whether XLA compiles the function whose body a graph is."""
-    while (found := around(graph)) is not None:
-        call, graph = found.call, found.call.graph
+    while (enclosing := around(graph)) is not None:
+        call, graph = enclosing.call, enclosing.call.graph
         nodes = [call.node_def]
         if call.type in CALLS:
             function = graph._get_function(call.get_attr("f").name)

@@ -409,13 +409,13 @@ class GraphGradients(PerExampleGradients):
             gradients = tf.gradients(
                 site.weight, reads, tf.cast(row, site.weight.dtype)
             )
-            found = [
+            parts = [
                 tf.cast(tf.convert_to_tensor(g), tf.float32)
                 for g in gradients
                 if g is not None
             ]
             # Where it was rounded, or compared, there is none.
-            return tf.add_n(found) if found else tf.zeros(variable.shape)
+            return tf.add_n(parts) if parts else tf.zeros(variable.shape)
 
         return tf.vectorized_map(pull_back, rows, warn=False)
 

@@ -92,10 +92,10 @@ def _before(tensor):
     """Tensors that one equals which enters, or leaves, a function or a loop."""
     op, k = tensor.op, tensor.value_index
     if op.type == "Placeholder":
-        known = functions.argument(tensor)
-        if known is None:
+        position = functions.argument(tensor)
+        if position is None:
             return []
-        op, k = known
+        op, k = position
         if op.type not in functions.LOOPS:
             return [op.inputs[k]]
     if op.type in functions.LOOPS:

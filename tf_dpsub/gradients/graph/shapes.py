@@ -52,8 +52,8 @@ _RESIZES_BACK = frozenset(
 _PROVED: weakref.WeakSet = weakref.WeakSet()
 # Output shapes by all that they follow from: a graph has the same operations
 # many times over, and is walked several times.
-_FOUND: dict = {}
-_MOST_FOUND = 10_000
+_DERIVED: dict = {}
+_MOST_DERIVED = 10_000
 _LARGEST_VALUE = 4096  # bytes
 
 
@@ -114,12 +114,12 @@ def require_held(handle):
         return
     try:
         with tf.init_scope():
-            found = tf.raw_ops.VariableShape(input=outermost).numpy().tolist()
+            shape = tf.raw_ops.VariableShape(input=outermost).numpy().tolist()
     except tf.errors.OpError:
         # It has no value yet, or the handle is of something else.
         return
-    if not _says_as_much(found, held):
-        raise Unproven(f"reads a variable of shape {found}, told to be {held}")
+    if not _says_as_much(shape, held):
+        raise Unproven(f"reads a variable of shape {shape}, told to be {held}")
 
 
 def require_kept(graph):
@@ -171,9 +171,9 @@ def _may_tell_shapes(tensor):
     )
 
 
-def _require(op, claimed, found):
+def _require(op, claimed, derived):
     """Checks that tensors claim no more than follows from those found."""
-    for one, other in zip(claimed, found):
+    for one, other in zip(claimed, derived):
         if one.dtype == tf.resource and not op.inputs:
             # Looked up by its name: `effects.require_known` refuses it.
             continue
@@ -188,11 +188,11 @@ def _require(op, claimed, found):
                 _require_shape(op, shape, of_other)
 
 
-def _require_shape(op, claimed, found):
-    if not _says_as_much(found, claimed):
+def _require_shape(op, claimed, derived):
+    if not _says_as_much(derived, claimed):
         raise Unproven(
             f"has a shape that was set, {claimed}, where TensorFlow finds "
-            f"{found}: a shape that it cannot check may be another one. Use "
+            f"{derived}: a shape that it cannot check may be another one. Use "
             "`tf.ensure_shape`"
         )
 
@@ -237,13 +237,13 @@ def _has_scalar_keys(handle, dtype, default):
     return True
 
 
-def _says_as_much(found, claimed):
+def _says_as_much(derived, claimed):
     if claimed.rank is None:
         return True
-    found = tf.TensorShape(found)
-    if found.rank != claimed.rank:
+    derived = tf.TensorShape(derived)
+    if derived.rank != claimed.rank:
         return False
-    return all(b is None or a == b for a, b in zip(found, claimed))
+    return all(b is None or a == b for a, b in zip(derived, claimed))
 
 
 def _again(op, constants):
@@ -273,15 +273,15 @@ def _again(op, constants):
             for key, value in sorted(attributes.items())
         ),
     )
-    found = _FOUND.get(key)
-    if found is None:
-        if len(_FOUND) >= _MOST_FOUND:
-            _FOUND.clear()
-        found = _FOUND[key] = [
+    specs = _DERIVED.get(key)
+    if specs is None:
+        if len(_DERIVED) >= _MOST_DERIVED:
+            _DERIVED.clear()
+        specs = _DERIVED[key] = [
             tf.TensorSpec(t.shape, t.dtype)
             for t in _made_of(op, values, attributes)
         ]
-    return found
+    return specs
 
 
 def _tells_all(tensors, values):
