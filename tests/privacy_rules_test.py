@@ -745,12 +745,3 @@ class TestPrivateSelection:
             verbose=0,
         )
         assert model.ledger.steps == 5
-
-
-def test_tensor_float_32_is_off_after_compiling():
-    tf.config.experimental.enable_tensor_float_32_execution(True)
-    try:
-        private(linear(), dpsgd())
-        assert not tf.config.experimental.tensor_float_32_execution_enabled()
-    finally:
-        tf.config.experimental.enable_tensor_float_32_execution(True)

@@ -14,6 +14,7 @@ import pytest
 import tensorflow as tf
 
 import tf_dpsub
+from tests.gradients import tensor_cores
 from tests.optimizers import hostile_steps
 from tests.subspaces.linear_models import (
     PARAMETERS,
@@ -456,6 +457,13 @@ class TestLayers:
             largest = self.check_movements(method, step, clip)
             if method == "gep":
                 assert largest > 0.98 * clip
+
+    @pytest.mark.parametrize(
+        "model", [hostile_steps.dense_by_gram, hostile_steps.conv]
+    )
+    def test_with_tensor_float_32(self, monkeypatch, model):
+        tensor_cores.narrow(monkeypatch)
+        self.test_one_example_moves_it_by_the_clip(model, "float32")
 
     def check_movements(self, method, step, clip):
         """Checks each movement, and returns the largest."""

@@ -20,16 +20,19 @@ from tensorflow.python.framework import auto_control_deps_utils
 
 from benchmarks.gpu import step_file
 from benchmarks.peers import tf_dpsub_steps, workloads
+from tf_dpsub.gradients import precision
 
 _METHODS = ("plain", "graph", "pdpsgd", "gep", "rgp")
 
 
-def exported(workload, method):
+def exported(workload, method, tensor_float_32=False):
     """The compiled step of a method on a workload.
 
     Args:
         workload: string, one of `benchmarks.peers.workloads.WORKLOADS`.
         method: string, one of `benchmarks.peers.tf_dpsub_steps.METHODS`.
+        tensor_float_32: bool, whether a GPU may round the operands of products,
+            and the step is traced for it. Defaults to `False`.
 
     Returns:
         `step_file.CompiledStep`, with what came out of it here.
@@ -38,6 +41,11 @@ def exported(workload, method):
         NotImplementedError: if there is no such step.
         ValueError: if a shape in it is not static.
     """
+    with precision.tensor_float_32(tensor_float_32):
+        return _exported(workload, method)
+
+
+def _exported(workload, method):
     settings = {}
     if method != "plain":
         settings["microbatch_size"] = workloads.WORKLOADS[workload].batch
@@ -117,6 +125,11 @@ def main():
         parser.add_argument(
             f"--{name}", action="append", choices=choices, help="all if none"
         )
+    parser.add_argument(
+        "--tensor_float_32",
+        action="store_true",
+        help="write steps for GPUs that round the operands of products",
+    )
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
     for workload, method in itertools.product(
@@ -124,11 +137,12 @@ def main():
     ):
         keras.backend.clear_session()
         try:
-            step = exported(workload, method)
+            step = exported(workload, method, args.tensor_float_32)
         except NotImplementedError as error:
             print(f"{workload}, {method}: {error}")
             continue
-        file = args.folder / f"{workload}_{method}.npz"
+        suffix = "_tf32" if args.tensor_float_32 else ""
+        file = args.folder / f"{workload}_{method}{suffix}.npz"
         step.write(file)
         print(f"{file}: {file.stat().st_size / 2**20:.1f} MiB", flush=True)
     return 0

@@ -115,6 +115,28 @@ def test_result_is_that_of_tensorflow(method, file_of):
     )
 
 
+@pytest.mark.slow
+def test_step_for_gpus_that_round(file_of):
+    """It says so of its products, and computes what the other one does."""
+    step = export.exported(WORKLOAD, "graph", tensor_float_32=True)
+    assert "HIGHEST" not in step.stablehlo
+    assert "and %" in step.stablehlo or "stablehlo.and" in step.stablehlo
+    as_written = step_file.CompiledStep.read(file_of("graph"))
+    assert "HIGHEST" in as_written.stablehlo
+    assert as_written.stablehlo.count("dot_general") < (
+        step.stablehlo.count("dot_general")
+    )
+    with jax.enable_x64(True):
+        loaded = run.LoadedStep(step, jax.devices("cpu")[0])
+        loaded()
+        loss, change = as_written.errors(
+            [np.asarray(r) for r in loaded.results]
+        )
+    assert loss < 1e-5
+    # Factors of 11 bits, and a wider margin of the clip.
+    assert change < 1e-2
+
+
 def test_another_result_is_noticed(file_of):
     step = step_file.CompiledStep.read(file_of("plain"))
     results = step.expected

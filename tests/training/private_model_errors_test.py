@@ -436,8 +436,3 @@ class TestNarrowedFloat32:
             return
         with pytest.raises(ValueError, match=f"{name}={value} in the env"):
             requirements.require_full_precision()
-
-    def test_tensor_float_32_is_off_in_training(self, model):
-        tf.config.experimental.enable_tensor_float_32_execution(True)
-        model.train_on_batch(X[:4], Y[:4])
-        assert not tf.config.experimental.tensor_float_32_execution_enabled()

@@ -5,6 +5,7 @@ import abc
 import keras
 import tensorflow as tf
 
+from tf_dpsub.gradients import precision
 from tf_dpsub.gradients.matrices import KernelMatrix
 from tf_dpsub.gradients.rows import combine_rows, scale_rows
 
@@ -97,8 +98,8 @@ class PerExampleGradients(abc.ABC):
             Float32 tensor of shape `[batch, r, s]`.
         """
         rows = matrix.matrices(self.rows(variable))
-        products = tf.einsum("npd,ds->nps", rows, right)
-        return tf.einsum("nps,pr->nrs", products, left)
+        by_right = precision.einsum("npd,ds->nps", rows, right)
+        return precision.einsum("nps,pr->nrs", by_right, left)
 
     def second_moment_products(
         self, variable, matrix: KernelMatrix, left, right, weights
@@ -116,11 +117,14 @@ class PerExampleGradients(abc.ABC):
             List of two float32 tensors, of the shapes of `left` and `right`.
         """
         rows = matrix.matrices(self.rows(variable))
-        by_left = tf.einsum("npd,pr->ndr", rows, left)
-        by_right = tf.einsum("npd,ds->nps", rows, right)
+        by_left = precision.einsum("npd,pr->ndr", rows, left)
+        by_right = precision.einsum("npd,ds->nps", rows, right)
+        by_left, by_right = (
+            scale_rows(weights, part) for part in (by_left, by_right)
+        )
         return [
-            tf.einsum("npd,ndr->pr", rows, scale_rows(weights, by_left)),
-            tf.einsum("npd,nps->ds", rows, scale_rows(weights, by_right)),
+            precision.einsum("npd,ndr->pr", rows, by_left),
+            precision.einsum("npd,nps->ds", rows, by_right),
         ]
 
     @abc.abstractmethod
@@ -167,7 +171,7 @@ class PerExampleGradients(abc.ABC):
         for variable, block in zip(variables, basis, strict=True):
             with tf.control_dependencies([total]):
                 rows = tf.reshape(self.rows(variable), [self.batch_size, -1])
-                total += tf.matmul(rows, block)
+                total += precision.matmul(rows, block)
         return total
 
     def combinations(self, weights, variables: list | None = None) -> list:

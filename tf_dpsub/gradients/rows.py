@@ -2,6 +2,8 @@
 
 import tensorflow as tf
 
+from tf_dpsub.gradients import precision
+
 
 def reshape(x, shape: list):
     """`x` in a static shape: itself, where it has that one already."""
@@ -47,7 +49,7 @@ def inner_products(x, others=None):
     )
     # As a batch of one: on a CPU TensorFlow's MatMul takes twice as long for
     # few, long rows.
-    return tf.matmul(x, others, transpose_b=True)[0]
+    return precision.matmul(x, others, transpose_b=True)[0]
 
 
 def scale_rows(c, x):
@@ -61,7 +63,9 @@ def scale_rows(c, x):
 
 def combine_rows(weights, x):
     """`[size, k]`, from weights `[batch, k]` and rows `[batch, ...]`."""
-    return tf.matmul(tf.reshape(x, [x.shape[0], -1]), weights, transpose_a=True)
+    return precision.matmul(
+        tf.reshape(x, [x.shape[0], -1]), weights, transpose_a=True
+    )
 
 
 def mask_rows(valid, tensors: list) -> list:

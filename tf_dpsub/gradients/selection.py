@@ -9,7 +9,7 @@ from absl import logging
 from tensorflow.python.ops import handle_data_util
 
 from tf_dpsub import gradients
-from tf_dpsub.gradients import vectorized, zero_terms
+from tf_dpsub.gradients import precision, vectorized, zero_terms
 from tf_dpsub.gradients.graph import effects, functions, provenance, sources
 from tf_dpsub.gradients.per_example import tf_variable
 from tf_dpsub.gradients.tracing import shared_integers, trace
@@ -88,9 +88,10 @@ def select_implementation(
             return "graph"
         try:
             is_precise = compute_dtype in _PRECISE
-            error = _self_check(
-                loss_fn, inputs, variables, states, may_read, is_precise
-            )
+            with precision.tensor_float_32(False):
+                error = _self_check(
+                    loss_fn, inputs, variables, states, may_read, is_precise
+                )
             tolerance = _TOLERANCE if is_precise else _LOW_PRECISION_TOLERANCE
             if error <= tolerance:
                 logging.info(

@@ -8,6 +8,8 @@ from collections.abc import Callable
 import tensorflow as tf
 from tensorflow.python.util import tf_stack
 
+from tf_dpsub.gradients import precision
+
 _INTEGERS = (tf.int32.as_datatype_enum, tf.int64.as_datatype_enum)
 
 
@@ -155,7 +157,7 @@ def traced_by_shape(function: Callable):
     """
 
     @functools.lru_cache(maxsize=1024)
-    def traced(*specs):
+    def traced(narrowed, *specs):
         with tf.init_scope():
             return tf.function(function, autograph=False).get_concrete_function(
                 *specs
@@ -163,8 +165,7 @@ def traced_by_shape(function: Callable):
 
     @functools.wraps(function)
     def call(*tensors):
-        return traced(*(tf.TensorSpec(t.shape, t.dtype) for t in tensors))(
-            *tensors
-        )
+        specs = (tf.TensorSpec(t.shape, t.dtype) for t in tensors)
+        return traced(precision.narrowed(), *specs)(*tensors)
 
     return call

@@ -6,6 +6,7 @@ import tensorflow as tf
 from absl import logging
 from keras.src import backend
 
+from tf_dpsub.gradients import precision
 from tf_dpsub.gradients.graph import draws, effects, sources
 from tf_dpsub.gradients.graph.constants import ConstantFolder
 from tf_dpsub.gradients.graph.states import Key, Unproven
@@ -34,7 +35,7 @@ class StoredGradients(PerExampleGradients):
 
     def __init__(self, variables: list, rows):
         super().__init__(variables, rows[0].shape[0])
-        rows = [tf.cast(row, tf.float32) for row in rows]
+        rows = [precision.rounded(tf.cast(row, tf.float32)) for row in rows]
         sq_norms = [sum_squares(row) for row in rows]
         self.valid = tf.math.is_finite(
             (1 + ROUNDING_MARGIN) * add_in_order(sq_norms)
@@ -53,7 +54,7 @@ class StoredGradients(PerExampleGradients):
         )
 
     def sq_norm_bounds(self, variables=None):
-        return (1 + ROUNDING_MARGIN) * self.sq_norms(variables)
+        return precision.bound((1 + ROUNDING_MARGIN) * self.sq_norms(variables))
 
     def nonzero(self):
         return any_nonzero(list(self._rows.values()))
@@ -68,7 +69,9 @@ class StoredGradients(PerExampleGradients):
     def weighted_sum(self, c, variables=None):
         variables = self.variables if variables is None else variables
         return [
-            tf.tensordot(c, tf.cast(self.rows(v), c.dtype), 1)
+            precision.tensordot(
+                c, tf.cast(self.rows(v), c.dtype), 1, short=(False, True)
+            )
             for v in variables
         ]
 

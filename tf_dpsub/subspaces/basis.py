@@ -10,6 +10,7 @@ import math
 
 import tensorflow as tf
 
+from tf_dpsub.gradients import precision
 from tf_dpsub.primitives.public_state import public_variable
 from tf_dpsub.subspaces import linear_algebra
 
@@ -61,7 +62,7 @@ class StoredBasis:
             for k, block in zip(group.indices, blocks):
                 block = tf.cast(block, part.dtype)
                 tensors[k] = tf.reshape(
-                    tf.linalg.matvec(block, part), self.shapes[k]
+                    precision.matvec(block, part), self.shapes[k]
                 )
         return tensors
 

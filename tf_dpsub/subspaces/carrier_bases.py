@@ -3,6 +3,7 @@
 import tensorflow as tf
 
 from tf_dpsub.checks import check_choice, check_count, check_nonnegative
+from tf_dpsub.gradients import precision
 from tf_dpsub.layers import reparametrized_layers
 from tf_dpsub.primitives.public_state import (
     PublicState,
@@ -146,9 +147,9 @@ class CarrierBases(PublicState):
         followed = self._followed(carriers, initial, iterations)
         _, right = self._start(carriers, (first, second))
         for _ in range(self.power_iterations):
-            left = orthonormal(followed @ right, first)
+            left = orthonormal(precision.matmul(followed, right), first)
             right = orthonormal(
-                tf.matmul(followed, left, transpose_a=True), second
+                precision.matmul(followed, left, transpose_a=True), second
             )
         return left, tf.transpose(right)
 
@@ -265,7 +266,8 @@ def _lifted(carriers, left_gradient, right_gradient):
     by_left = tf.reshape(left_gradient, left.shape)
     by_right = tf.reshape(right_gradient, right.shape)
     # What both see counts once.
-    common = tf.matmul(left, by_left, transpose_a=True)
+    common = precision.matmul(left, by_left, transpose_a=True)
+    rest = by_right - precision.matmul(common, right)
     return carriers.like_kernel(
-        by_left @ right + left @ (by_right - common @ right)
+        precision.matmul(by_left, right) + precision.matmul(left, rest)
     )

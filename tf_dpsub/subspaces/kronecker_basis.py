@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_dpsub.gradients import precision
 from tf_dpsub.subspaces import linear_algebra
 from tf_dpsub.subspaces.carrier_bases import orthonormal
 
@@ -197,8 +198,8 @@ class KroneckerBasis:
         sides, all_blocks = self.values
         for k, (left, right) in zip(self.kernels, sides):
             matrix = self._matrices[k].matrix(tensors[k])
-            products = tf.matmul(matrix, tf.cast(right, dtype))
-            products = tf.matmul(
+            products = precision.matmul(matrix, tf.cast(right, dtype))
+            products = precision.matmul(
                 tf.cast(left, dtype), products, transpose_a=True
             )
             parts.append(tf.reshape(products, [-1]))
@@ -226,13 +227,13 @@ class KroneckerBasis:
         for k, core, shape, (left, right) in zip(
             self.kernels, cores, self._core_shapes, sides
         ):
-            products = tf.matmul(
+            products = precision.matmul(
                 tf.reshape(core, shape), tf.cast(right, dtype), transpose_b=True
             )
             tensors[k] = self._matrices[k].like_kernel(
-                tf.matmul(tf.cast(left, dtype), products)
+                precision.matmul(tf.cast(left, dtype), products)
             )
         for k, block in zip(self.vectors, blocks):
-            vector = tf.linalg.matvec(tf.cast(block, dtype), cores[-1])
+            vector = precision.matvec(tf.cast(block, dtype), cores[-1])
             tensors[k] = tf.reshape(vector, self._shapes[k])
         return tensors

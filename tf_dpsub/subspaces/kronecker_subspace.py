@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dpsub.checks import check_count, is_int
+from tf_dpsub.gradients import precision
 from tf_dpsub.primitives.public_state import assign_if, public_variable
 from tf_dpsub.subspaces import linear_algebra
 from tf_dpsub.subspaces.basis import MaskedBasis
@@ -378,7 +379,7 @@ class KroneckerSubspace(FollowingSubspace):
         def add(_, gradients, energies):
             products = self._pairs.products(gradients, *bases)
             weights = tf.square(finite_factors(gradients))
-            return energies + tf.linalg.matvec(
+            return energies + precision.matvec(
                 tf.square(products), weights, transpose_a=True
             )
 

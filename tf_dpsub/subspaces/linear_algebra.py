@@ -6,6 +6,8 @@ a group is never put together. Everything compiles under XLA.
 
 import tensorflow as tf
 
+from tf_dpsub.gradients import precision
+
 # What mechanisms rest on: the squared norm of a residual is computed as a
 # difference, and noise in coordinates has the clip of the gradients.
 ORTHONORMALITY = 2.0**-13
@@ -26,7 +28,9 @@ _SMALLEST_SQUARE = 1e-20
 
 def multiply(left, right):
     """Sum over blocks of `left_v @ right_v`: `[n, size]` and `[size, k]`."""
-    return tf.add_n([tf.matmul(a, b) for a, b in zip(left, right, strict=True)])
+    return tf.add_n(
+        [precision.matmul(a, b) for a, b in zip(left, right, strict=True)]
+    )
 
 
 def normalized(blocks):
@@ -43,7 +47,7 @@ def gram(blocks, others=None):
     others = blocks if others is None else others
     return tf.add_n(
         [
-            tf.matmul(a, b, transpose_a=True)
+            precision.matmul(a, b, transpose_a=True)
             for a, b in zip(blocks, others, strict=True)
         ]
     )
@@ -51,7 +55,7 @@ def gram(blocks, others=None):
 
 def right_multiply(blocks, matrix):
     """Blocks of `A @ matrix`."""
-    return [tf.matmul(b, matrix) for b in blocks]
+    return [precision.matmul(b, matrix) for b in blocks]
 
 
 def orthonormality_error(blocks):

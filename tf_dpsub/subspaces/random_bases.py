@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from tf_dpsub.gradients import precision
 from tf_dpsub.primitives.public_state import public_variable
 from tf_dpsub.subspaces import linear_algebra
 from tf_dpsub.subspaces.basis import StoredBasis
@@ -99,7 +100,7 @@ class RedrawnBasis:
             self.blocks,
         ):
             inverse = tf.cast(inverse, part.dtype)
-            weights = tf.linalg.matvec(inverse, part)
+            weights = precision.matvec(inverse, part)
             for k in group.indices:
                 drawn, pieces = self._pieces(k, rank)
                 written = self._fold(
@@ -108,7 +109,7 @@ class RedrawnBasis:
                     self._key,
                     lambda rows, i, array: array.write(
                         i,
-                        tf.linalg.matvec(tf.cast(rows, part.dtype), weights),
+                        precision.matvec(tf.cast(rows, part.dtype), weights),
                     ),
                     tf.TensorArray(part.dtype, pieces, element_shape=[drawn]),
                 )
@@ -137,21 +138,23 @@ class RedrawnBasis:
                     self._key,
                     lambda rows, i, sums: (
                         sums
-                        + tf.matmul(matrix[:, i], tf.cast(rows, matrix.dtype))
+                        + precision.matmul(
+                            matrix[:, i], tf.cast(rows, matrix.dtype)
+                        )
                     ),
                     tf.zeros([matrix.shape[0], rank], matrix.dtype),
                 )
                 totals.append(sums)
             total = tf.add_n(totals)
-            parts.append(tf.matmul(total, tf.cast(inverse, total.dtype)))
+            parts.append(precision.matmul(total, tf.cast(inverse, total.dtype)))
         return tf.concat(parts, 1)
 
     def _gram(self, group, rank, key, inverse):
         """`(Omega R^-1)^T (Omega R^-1)`."""
 
         def add(rows, _, total):
-            rows = tf.matmul(rows, inverse)
-            return total + tf.matmul(rows, rows, transpose_a=True)
+            rows = precision.matmul(rows, inverse)
+            return total + precision.matmul(rows, rows, transpose_a=True)
 
         total = tf.zeros([rank, rank])
         for k in group.indices:

@@ -8,6 +8,7 @@ import tensorflow as tf
 from keras.src.callbacks.monitor_callback import MonitorCallback
 
 from tf_dpsub.data import overlap, public_origins
+from tf_dpsub.gradients import precision
 from tf_dpsub.layers import (
     PatchDictionary,
     PublicNormalization,
@@ -123,13 +124,14 @@ def require_full_precision():
 
     Formal guarantees: what is clipped is what is summed only if both are
     computed as written. TensorFlow's rewriting of graphs to float16 or bfloat16
-    comes after the step was proved, and moved a sum by 1.59 C.
+    comes after the step was proved, and moved a sum by 1.59 C. With
+    TensorFloat-32 on, products that a norm or sum follows from are written
+    differently: see `tf_dpsub.gradients.precision`.
 
     Raises:
         ValueError: names the option or variable, and the cure.
     """
-    # Sums over the batch need full float32 precision.
-    tf.config.experimental.enable_tensor_float_32_execution(False)
+    precision.require_as_traced()
     options = tf.config.optimizer.get_experimental_options()
     on = [
         f"the option {name}"

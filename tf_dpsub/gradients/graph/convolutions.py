@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import tensorflow as tf
 
+from tf_dpsub.gradients import precision
 from tf_dpsub.gradients.graph import sites, terms
 from tf_dpsub.gradients.graph.constants import static_shape
 from tf_dpsub.gradients.graph.states import Unproven
@@ -47,8 +48,13 @@ class Convolution(sites.Site):
         return image * map_ * sites.size(self._geometry.taps)
 
     def sq_norms(self):
-        products = self._geometry.products_by_tap(*self.factors)
-        return add_in_order([sum_squares(p) for p in products])
+        by_tap = self._geometry.products_by_tap(*self.factors)
+        return add_in_order([sum_squares(p) for p in by_tap])
+
+    @property
+    def longest_sum(self):
+        map_ = self.factors[1]
+        return 2 * sites.size(map_.shape[1:-1])
 
     def factored(self, inputs):
         if self._geometry.groups > 1 or self._geometry.depthwise:
@@ -61,8 +67,8 @@ class Convolution(sites.Site):
         return [terms.Patches(image, self._geometry, map_.count), map_]
 
     def rows(self):
-        products = self._geometry.products(*self.factors)
-        return sites.Stored(self.weight, *products).rows()
+        rows_and_order = self._geometry.products(*self.factors)
+        return sites.Stored(self.weight, *rows_and_order).rows()
 
     def weighted_sum(self, c):
         image, map_ = self.factors
@@ -151,20 +157,22 @@ class _Geometry:
             return tf.reshape(x, [batch, 1, -1, channels])
         return tf.transpose(x, [0, 2, 1, 3])
 
-    def products_by_tap(self, image, map_):
+    def products_by_tap(self, image, map_, short=(True, True)):
         """Rows of one tap after another, `[batch, groups, channels, n]`."""
         right = self._grouped(map_)
-        products = []
+        by_tap: list = []
         # A view is as large as the image: each is made when it is needed, and
         # at most two are in memory.
         with sites.not_before(map_):
             image = self._padded(image)
         for tap in itertools.product(*(range(n) for n in self.taps)):
-            with tf.control_dependencies(products[-2:-1]):
+            with tf.control_dependencies(by_tap[-2:-1]):
                 view = self._view(image, tap, static_shape(map_)[2:-1])
             left = self._grouped(view)
-            products.append(tf.matmul(left, right, transpose_a=True))
-        return products
+            by_tap.append(
+                precision.matmul(left, right, transpose_a=True, short=short)
+            )
+        return by_tap
 
     # Without groups: a filter `[size of a patch, r]` meets every place.
 
@@ -176,16 +184,20 @@ class _Geometry:
     def convolved(self, image, filters):
         """Products of patches and filters, `[batch * extra, *places, r]`."""
         arguments = {
-            "input": tf.reshape(image, [-1, *static_shape(image)[2:]]),
-            "filter": tf.reshape(filters, [*self.shape[:-1], -1]),
             "strides": self.strides,
             "padding": self.padding,
             "dilations": self.dilations,
         }
-        if len(self.taps) == 3:
-            return tf.raw_ops.Conv3D(**arguments)
-        arguments["explicit_paddings"] = self.explicit
-        return tf.raw_ops.Conv2D(**arguments)
+        convolution = tf.raw_ops.Conv3D
+        if len(self.taps) < 3:
+            convolution = tf.raw_ops.Conv2D
+            arguments["explicit_paddings"] = self.explicit
+        return precision.bilinear(
+            lambda x, f: convolution(input=x, filter=f, **arguments),
+            tf.reshape(image, [-1, *static_shape(image)[2:]]),
+            tf.reshape(filters, [*self.shape[:-1], -1]),
+            short=(True, False),
+        )
 
     def combined(self, image, values):
         """Sum of patches outer values `[batch, t, r]`, `[patch_size, r]`."""
@@ -200,12 +212,9 @@ class _Geometry:
         """As `combined`, of each example, `[batch, patch_size, r]`."""
         batch, count = values.shape[0], values.shape[2]
         map_ = tf.reshape(values, [batch, -1, *self._places(image), count])
-        products = [
-            p[:, 0] for p in self.products_by_tap(image, map_)
-        ]  # [batch, channels, r], by tap
-        return tf.reshape(
-            tf.stack(products, 1), [batch, self.patch_size, count]
-        )
+        by_tap = self.products_by_tap(image, map_, short=(True, False))
+        by_tap = [p[:, 0] for p in by_tap]  # [batch, channels, r]
+        return tf.reshape(tf.stack(by_tap, 1), [batch, self.patch_size, count])
 
     def convolved_each(self, image, filters):
         """As `convolved`, of filters `[batch, patch_size, r]` of each."""
@@ -220,7 +229,7 @@ class _Geometry:
             with tf.control_dependencies([total]):
                 view = self._view(image, tap, places)
             view = tf.reshape(view, [batch, -1, self.shape[-2]])
-            total += tf.matmul(view, of_tap)
+            total += precision.matmul(view, of_tap, short=(True, False))
         return total
 
     def products(self, image, map_):
@@ -229,9 +238,11 @@ class _Geometry:
         if self._has_patches():
             patches = self._patches(image)  # [batch, t, channels * taps]
             right = tf.reshape(map_, [batch, -1, self.shape[-1]])
-            products = tf.matmul(patches, right, transpose_a=True)
+            rows = precision.matmul(
+                patches, right, transpose_a=True, short=(True, True)
+            )
             axes = [self.shape[-2], sites.size(self.taps), self.shape[-1]]
-            return tf.reshape(products, [batch, *axes]), [1, 0, 2]
+            return tf.reshape(rows, [batch, *axes]), [1, 0, 2]
         # [batch, groups, channels, filters of a group], by tap
         return self.products_by_tap(image, map_), [0, 2, 1, 3]
 
@@ -283,20 +294,24 @@ class _Geometry:
         return self._filter_gradient(image, map_, self.shape)
 
     def _filter_gradient(self, image, map_, shape):
-        arguments = dict(
-            input=image,
-            filter_sizes=shape,
-            out_backprop=map_,
-            strides=self.strides,
-            padding=self.padding,
-            dilations=self.dilations,
+        arguments = {
+            "filter_sizes": shape,
+            "strides": self.strides,
+            "padding": self.padding,
+            "dilations": self.dilations,
+        }
+        gradient = tf.raw_ops.Conv3DBackpropFilterV2
+        if len(self.taps) < 3:
+            arguments["explicit_paddings"] = self.explicit
+            gradient = tf.raw_ops.Conv2DBackpropFilter
+            if self.depthwise:
+                gradient = tf.raw_ops.DepthwiseConv2dNativeBackpropFilter
+        return precision.bilinear(
+            lambda x, y: gradient(input=x, out_backprop=y, **arguments),
+            image,
+            map_,
+            short=(True, False),
         )
-        if len(self.taps) == 3:
-            return tf.raw_ops.Conv3DBackpropFilterV2(**arguments)
-        arguments["explicit_paddings"] = self.explicit
-        if self.depthwise:
-            return tf.raw_ops.DepthwiseConv2dNativeBackpropFilter(**arguments)
-        return tf.raw_ops.Conv2DBackpropFilter(**arguments)
 
 
 def convolution(op, k, gradient, operand_state, gradient_state, batch_size):

@@ -3,7 +3,7 @@
 import tensorflow as tf
 from tensorflow.python.ops import handle_data_util
 
-from tf_dpsub.gradients import zero_terms
+from tf_dpsub.gradients import precision, zero_terms
 from tf_dpsub.gradients.graph import (
     convolutions,
     functions,
@@ -441,8 +441,14 @@ class GraphGradients(PerExampleGradients):
         return self._total(self._sq_norms, variables)
 
     def sq_norm_bounds(self, variables=None):
-        margin = ROUNDING_MARGIN * self._total(self._magnitudes, variables)
-        return self.sq_norms(variables) + margin
+        margins = {
+            site: (ROUNDING_MARGIN + precision.norm_margin(site.longest_sum))
+            * m
+            for site, m in self._magnitudes.items()
+        }
+        return precision.bound(
+            self.sq_norms(variables) + self._total(margins, variables)
+        )
 
     def _total(self, of_sites, variables):
         """Sums over the sites of variables; zero where not valid."""

@@ -16,6 +16,7 @@ import string
 import numpy as np
 import tensorflow as tf
 
+from tf_dpsub.gradients import precision
 from tf_dpsub.gradients.graph import rules, terms
 from tf_dpsub.gradients.graph.constants import ConstantFolder, static_shape
 from tf_dpsub.gradients.graph.states import PerExample, Unproven
@@ -95,12 +96,13 @@ class Site(abc.ABC):
         weight: the public tensor that enters the operation.
         shape: its static shape.
         factors: list of tensors `[batch, ...]`; all results follow from them.
+            They are `precision.rounded`.
     """
 
     def __init__(self, weight, factors):
         self.weight = weight
         self.shape = static_shape(weight)
-        self.factors = factors
+        self.factors = [precision.rounded(f) for f in factors]
         self.batch_size = factors[0].shape[0]
         self._computed: dict = {}
 
@@ -138,6 +140,11 @@ class Site(abc.ABC):
     @abc.abstractmethod
     def sq_norms(self):
         """Squared norms of the rows, `[batch]`."""
+
+    @property
+    @abc.abstractmethod
+    def longest_sum(self) -> int:
+        """Number of products that are added up in `sq_norms`, at most."""
 
     def nonzero(self):
         """Which rows may not be zero, bool `[batch]`.
@@ -186,6 +193,10 @@ class Stored(Site):
     def sq_magnitudes(self):
         return self.sq_norms()
 
+    @property
+    def longest_sum(self):
+        return 0
+
     def sq_norms(self):
         return self._once(self._compute_sq_norms)
 
@@ -212,7 +223,9 @@ class Stored(Site):
 def _weighted_sum(c, rows):
     """Sum of `c[i]` times row i, as `[1, size]`."""
     rows = reshape(rows, [rows.shape[0], size(rows.shape[1:])])
-    return tf.matmul(tf.expand_dims(c, 0), tf.cast(rows, c.dtype))
+    return precision.matmul(
+        tf.expand_dims(c, 0), tf.cast(rows, c.dtype), short=(False, True)
+    )
 
 
 class OuterProducts(Site):
@@ -244,9 +257,9 @@ class OuterProducts(Site):
         """
         if self.terms > 1 and not self._prefers_gram:
             if self.batch_size * size(self.shape) <= KEPT_ROWS:
-                products = tf.cast(_products(*self.factors), tf.float32)
-                products = reshape(products, [self.batch_size, *self._parts])
-                return Stored(self.weight, products, self._order)
+                rows = tf.cast(_products(*self.factors), tf.float32)
+                rows = reshape(rows, [self.batch_size, *self._parts])
+                return Stored(self.weight, rows, self._order)
         self.factors = [tf.cast(f, tf.float32) for f in self.factors]
         return self
 
@@ -282,6 +295,14 @@ class OuterProducts(Site):
         if self.terms > 1 and not self._prefers_gram:
             return self._sq_norms_by_rows()
         return self._once(self._norms)[0]
+
+    @property
+    def longest_sum(self):
+        if self.terms == 1:
+            return 0
+        # Rows are formed where inner products of terms cancel, too.
+        by_gram = self.left_size + self.right_size if self._prefers_gram else 0
+        return max(2 * self.terms, by_gram)
 
     def _norms(self):
         """Squared norms of the rows, and their bounds, as `[batch]` each."""
@@ -324,22 +345,24 @@ class OuterProducts(Site):
         return OuterProducts(self.weight, left, right, self._parts, self._order)
 
     def rows(self):
-        products = reshape(
+        rows = reshape(
             _products(*self.factors), [self.batch_size, *self._parts]
         )
         order = [0] + [axis + 1 for axis in self._order]
-        return reshape(
-            _transpose(products, order), [self.batch_size, *self.shape]
-        )
+        return reshape(_transpose(rows, order), [self.batch_size, *self.shape])
 
     def weighted_sum(self, c):
         left, right = (tf.cast(f, c.dtype) for f in self.factors)
-        if self.left_size < self.right_size:
+        scales_left = self.left_size < self.right_size
+        if scales_left:
             left = scale_rows(c, left)
         else:
             right = scale_rows(c, right)
-        total = tf.matmul(  # [groups, k, n]
-            self._merge_terms(left), self._merge_terms(right), transpose_a=True
+        total = precision.matmul(  # [groups, k, n]
+            self._merge_terms(left),
+            self._merge_terms(right),
+            transpose_a=True,
+            short=(not scales_left, scales_left),
         )
         total = reshape(total, self._parts)
         return reshape(_transpose(total, self._order), self.shape)
@@ -356,7 +379,9 @@ class OuterProducts(Site):
         left, right = (tf.squeeze(f, [1, 2]) for f in self.factors)
         right = right[:, :, None] * weights[:, None, :]
         right = tf.reshape(right, [self.batch_size, -1])
-        total = tf.matmul(left, right, transpose_a=True)
+        total = precision.matmul(
+            left, right, transpose_a=True, short=(True, False)
+        )
         return tf.reshape(total, [-1, count])
 
     def _merge_terms(self, factor):
@@ -367,8 +392,8 @@ class OuterProducts(Site):
 
 
 def _products(left, right):
-    """Sums of outer products, `[batch, groups, k, n]`."""
-    return tf.matmul(left, right, transpose_a=True)
+    """Sums of outer products of factors, `[batch, groups, k, n]`."""
+    return precision.matmul(left, right, transpose_a=True, short=(True, True))
 
 
 @traced_by_shape
@@ -392,7 +417,10 @@ def _sq_sizes(factors, squares):
 def _norms_by_gram(left, right):
     """`OuterProducts._norms`, from the products of the terms of a factor."""
     factors = left, right
-    grams = [tf.matmul(f, f, transpose_b=True) for f in factors]
+    grams = [
+        precision.matmul(f, f, transpose_b=True, short=(True, True))
+        for f in factors
+    ]
     sizes = _sq_sizes(factors, [tf.linalg.trace(g) for g in grams])
     bounds = tf.reduce_sum(sizes[0], 1) * tf.reduce_sum(sizes[1], 1)
     norms = tf.reduce_sum(grams[0] * grams[1], [1, 2, 3])
@@ -441,9 +469,15 @@ class Lookup(Site):
         # At each term stands the sum over all terms of the same entry, which
         # is then counted as often as the entry occurs.
         same = self._same_entry()
-        sums = tf.matmul(same, self.factors[0])  # [batch, t, d]
+        sums = precision.matmul(
+            same, self.factors[0], short=(True, True)
+        )  # [batch, t, d]
         counts = tf.reduce_sum(same, 2)  # [batch, t]
         return tf.reduce_sum(tf.reduce_sum(tf.square(sums), 2) / counts, 1)
+
+    @property
+    def longest_sum(self):
+        return 2 * self.indices.shape[1]
 
     def factored(self, inputs):
         if inputs != self.shape[0]:

@@ -9,6 +9,11 @@ import abc
 
 import tensorflow as tf
 
+from tf_dpsub.gradients import precision
+
+# Of vectors and what they are multiplied by.
+_SHORT = (True, False)
+
 
 class Terms(abc.ABC):
     """Vectors `[batch, t, size]`.
@@ -46,7 +51,7 @@ class Dense(Vectors):
     """Vectors that are given.
 
     Args:
-        vectors: float32 `[batch, t, size]`.
+        vectors: float32 `[batch, t, size]`, `precision.rounded`.
     """
 
     def __init__(self, vectors):
@@ -58,18 +63,22 @@ class Dense(Vectors):
         return tf.reshape(self.vectors, [-1, self.size])
 
     def dot(self, basis):
-        products = tf.matmul(self._merged, basis)
-        return tf.reshape(products, [-1, self.count, basis.shape[1]])
+        dots = precision.matmul(self._merged, basis, short=_SHORT)
+        return tf.reshape(dots, [-1, self.count, basis.shape[1]])
 
     def combine(self, values):
         values = tf.reshape(values, [-1, values.shape[2]])
-        return tf.matmul(self._merged, values, transpose_a=True)
+        return precision.matmul(
+            self._merged, values, transpose_a=True, short=_SHORT
+        )
 
     def combine_each(self, values):
-        return tf.matmul(self.vectors, values, transpose_a=True)
+        return precision.matmul(
+            self.vectors, values, transpose_a=True, short=_SHORT
+        )
 
     def dot_each(self, bases):
-        return tf.matmul(self.vectors, bases)
+        return precision.matmul(self.vectors, bases, short=_SHORT)
 
 
 class OneHot(Terms):
@@ -99,7 +108,7 @@ class Patches(Vectors):
     """The parts of an image that a filter sees.
 
     Args:
-        image: float32 `[batch, extra, *space, channels]`.
+        image: float32 `[batch, extra, *space, channels]`, `precision.rounded`.
         geometry: that of a `convolutions.Convolution`, without groups.
         count: int, number of places.
     """
@@ -109,8 +118,8 @@ class Patches(Vectors):
         self._image, self._geometry = image, geometry
 
     def dot(self, basis):
-        products = self._geometry.convolved(self._image, basis)
-        return tf.reshape(products, [-1, self.count, basis.shape[1]])
+        dots = self._geometry.convolved(self._image, basis)
+        return tf.reshape(dots, [-1, self.count, basis.shape[1]])
 
     def combine(self, values):
         return self._geometry.combined(self._image, values)
@@ -138,7 +147,9 @@ def inner(a, b):
         return tf.gather(a.vectors, b.indices, axis=2, batch_dims=1)
     if isinstance(a, OneHot):
         return tf.linalg.matrix_transpose(inner(b, a))
-    return tf.matmul(a.vectors, b.vectors, transpose_b=True)
+    return precision.matmul(
+        a.vectors, b.vectors, transpose_b=True, short=(True, True)
+    )
 
 
 def two_sided_products(pairs: list, left, right):
@@ -154,7 +165,7 @@ def two_sided_products(pairs: list, left, right):
     """
     return tf.add_n(
         [
-            tf.matmul(a.dot(left), b.dot(right), transpose_a=True)
+            precision.matmul(a.dot(left), b.dot(right), transpose_a=True)
             for a, b in pairs
         ]
     )
@@ -184,7 +195,10 @@ def second_moment_product(pairs: list, basis, weights):
     ):
         values = [
             tf.add_n(
-                [tf.matmul(inner(k, j), v) for j, v in zip(others, values)]
+                [
+                    precision.matmul(inner(k, j), v)
+                    for j, v in zip(others, values)
+                ]
             )
             for k in others
         ]

@@ -87,6 +87,11 @@ class Tied(sites.Site):
             lambda: total,
         )
 
+    @property
+    def longest_sum(self):
+        counts = sum(_factors(*use)[0].count for use in self.uses)
+        return max(sum(self.shape), 2 * counts)
+
     def _sq_norms_one_by_one(self):
         def sq_norm(i):
             row = tf.add_n(

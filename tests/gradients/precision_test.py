@@ -1,0 +1,342 @@
+"""Products whose operands a GPU may round."""
+
+import ast
+import pathlib
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.gradients import tensor_cores
+from tests.optimizers import hostile_steps
+from tests.training.plain_models import X, Y, dpsgd, linear, private
+from tf_dpsub.gradients import precision
+
+TF32 = tf.config.experimental
+
+
+@pytest.fixture(autouse=True)
+def switched_on():
+    TF32.enable_tensor_float_32_execution(True)
+    yield
+    TF32.enable_tensor_float_32_execution(True)
+
+
+def significant_bits(x, bits=11):
+    """Numbers rounded to some significant bits, in float64."""
+    mantissa, exponent = np.frexp(np.asarray(x, "float64"))
+    scaled = mantissa * 2.0**bits
+    halfway_away = np.sign(scaled) * np.floor(np.abs(scaled) + 0.5)
+    return np.ldexp(halfway_away, exponent - bits)
+
+
+class TestRounded:
+    def test_has_eleven_bits(self, monkeypatch):
+        tensor_cores.pretend_a_gpu(monkeypatch)
+        random = np.random.default_rng(0)
+        scales = 2.0 ** random.integers(-100, 100, 10_000)
+        x = (scales * random.normal(size=10_000)).astype("float32")
+        halfway = np.float32([1 + 2**-11, -1 - 2**-11, 1 + 2**-11 - 2**-23])
+        x = np.concatenate([x, halfway, [0, -0.0, 2 - 2**-23]])
+        x = x.astype("float32")
+        rounded = precision.rounded(tf.constant(x)).numpy()
+        np.testing.assert_array_equal(rounded, significant_bits(x))
+        np.testing.assert_array_equal(
+            precision.rounded(tf.constant(rounded)), rounded
+        )
+
+    def test_compiled(self, monkeypatch):
+        """XLA takes no part of it for zero."""
+        tensor_cores.pretend_a_gpu(monkeypatch)
+        x = np.random.default_rng(0).normal(size=1000).astype("float32")
+        compiled = tf.function(precision.rounded, jit_compile=True)
+        np.testing.assert_array_equal(
+            compiled(tf.constant(x)), significant_bits(x)
+        )
+
+    def test_what_is_not_finite_stays_so(self, monkeypatch):
+        tensor_cores.pretend_a_gpu(monkeypatch)
+        nans = np.uint32([0x7F800001, 0x7FFFFFFF, 0xFFFFFFFF, 0xFF800001])
+        x = np.concatenate(
+            [nans.view("float32"), np.float32([np.inf, -np.inf])]
+        )
+        assert not np.isfinite(precision.rounded(tf.constant(x))).any()
+        largest = np.finfo("float32").max
+        assert np.isinf(precision.rounded(tf.constant(largest)))
+
+    @pytest.mark.parametrize("is_on", [False, True])
+    def test_nothing_is_done_where_nothing_is_narrowed(
+        self, monkeypatch, is_on
+    ):
+        """Without a GPU, or with full precision on one."""
+        TF32.enable_tensor_float_32_execution(is_on)
+        if not is_on:
+            tensor_cores.pretend_a_gpu(monkeypatch)
+        x = tf.constant([1 / 3])
+        assert precision.rounded(x) is x
+        calls = []
+        precision.bilinear(lambda a, b: calls.append((a, b)), x, x)
+        ((a, b),) = calls
+        assert a is x and b is x
+        assert precision.norm_margin(1000) == 0
+        assert precision.bound(x) is x
+
+
+class TestProducts:
+    """They are float32's, whatever the GPU rounds."""
+
+    def errors(self, monkeypatch, as_written=False):
+        """Largest ones, as shares of the magnitudes that are added up."""
+        tensor_cores.narrow(monkeypatch, as_written)
+        random = np.random.default_rng(0)
+        a, b = random.normal(size=(2, 40, 40)).astype("float32")
+        column = b[:, 0]
+        a64, b64 = a.astype("float64"), b.astype("float64")
+        sizes = np.abs(a64) @ np.abs(b64)
+        image = a[None, :, :, None]
+        taps = b[:3, :3, None, None]
+        patches = np.lib.stride_tricks.sliding_window_view(a64, (3, 3))
+        of_taps = np.einsum("xyij,ij->xy", patches, b64[:3, :3])
+        of_magnitudes = np.einsum(
+            "xyij,ij->xy", np.abs(patches), np.abs(b64[:3, :3])
+        )
+        return {
+            name: np.max(np.abs(result - exact) / magnitudes)
+            for name, result, exact, magnitudes in (
+                ("matmul", precision.matmul(a, b), a64 @ b64, sizes),
+                (
+                    "transposed",
+                    precision.matmul(a.T, b.T, True, transpose_b=True),
+                    a64 @ b64,
+                    sizes,
+                ),
+                ("einsum", precision.einsum("ij,jk", a, b), a64 @ b64, sizes),
+                (
+                    "matvec",
+                    precision.matvec(a, column),
+                    a64 @ b64[:, 0],
+                    sizes[:, 0],
+                ),
+                (
+                    "convolution",
+                    precision.bilinear(
+                        lambda x, f: tf.nn.conv2d(x, f, 1, "VALID"), image, taps
+                    )[0, :, :, 0],
+                    of_taps,
+                    of_magnitudes,
+                ),
+            )
+        }
+
+    def test_taken_apart(self, monkeypatch):
+        for name, error in self.errors(monkeypatch).items():
+            assert error < 2**-22, name
+
+    def test_as_written_they_are_narrow(self, monkeypatch):
+        errors = self.errors(monkeypatch, as_written=True)
+        for name, error in errors.items():
+            assert error > 2**-14, name
+
+    def test_of_rounded_numbers_is_one(self, monkeypatch):
+        tensor_cores.pretend_a_gpu(monkeypatch)
+        calls = []
+
+        def product(a, b):
+            calls.append((a, b))
+            return a * b
+
+        a = precision.rounded(tf.constant([1 / 3]))
+        b = tf.constant([0.7])
+        for short, count in (((True, True), 1), ((True, False), 2)):
+            calls.clear()
+            precision.bilinear(product, a, b, short)
+            assert len(calls) == count
+
+    def test_other_types_are_left_alone(self, monkeypatch):
+        tensor_cores.pretend_a_gpu(monkeypatch)
+        x = tf.constant([[1 / 3]], tf.float64)
+        assert precision.rounded(x) is x
+        assert precision.matmul(x, x).numpy() == (1 / 3) ** 2
+
+
+def cut(x):
+    """Float32 numbers, rounded towards zero from float64."""
+    nearest = np.float32(x)
+    too_far = np.abs(nearest.astype("float64")) > np.abs(x)
+    return np.where(too_far, np.nextafter(nearest, np.float32(0)), nearest)
+
+
+def added_by_fours(a, b):
+    """`sum(a * b)` over axis 0, four products at a time, rounded to zero."""
+    total = np.zeros(a.shape[1:], "float32")
+    for k in range(0, len(a), 4):
+        products = a[k : k + 4].astype("float64") * b[k : k + 4]
+        total = cut(total + products.sum(0))
+    return total
+
+
+@pytest.mark.parametrize("terms", [64, 1024, 8192])
+def test_norms_have_room_for_sums_rounded_to_zero(monkeypatch, terms):
+    """Also of sums in which every addition loses something."""
+    tensor_cores.pretend_a_gpu(monkeypatch)
+    random = np.random.default_rng(0)
+    lost = []
+    for offset in (0.0, 1.0):
+        a = (offset + random.uniform(size=(terms, 500))).astype("float32")
+        a = significant_bits(a).astype("float32")
+        exact = np.square(a.astype("float64")).sum(0)
+        lost.append((exact - added_by_fours(a, a)) / exact)
+    margin = precision.norm_margin(terms)
+    assert np.max(lost) < margin
+    # It is no larger than it has to be, either.
+    assert np.max(lost) > margin / 8
+
+
+class TestSums:
+    @pytest.mark.parametrize("model", hostile_steps.MODELS)
+    @pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
+    def test_move_by_at_most_the_clip(self, monkeypatch, model, dtype):
+        tensor_cores.narrow(monkeypatch)
+        step = hostile_steps.build_step(model, dtype)
+        reached = hostile_steps.check_sensitivity(step)
+        share, valid = reached["aligned"]
+        assert valid and share > 0.99
+
+    def test_compiled_move_by_at_most_the_clip(self, monkeypatch):
+        tensor_cores.narrow(monkeypatch)
+        step = hostile_steps.build_step(
+            hostile_steps.dense_by_gram, "float32", jit_compile=True
+        )
+        hostile_steps.check_sensitivity(step)
+
+    def test_of_rows_move_by_at_most_the_clip(self, monkeypatch):
+        tensor_cores.narrow(monkeypatch)
+        step = hostile_steps.build_step(
+            hostile_steps.dense_by_rows, "float32", "vectorized_map"
+        )
+        hostile_steps.check_sensitivity(step)
+
+    @pytest.mark.parametrize("as_written", [False, True])
+    def test_of_terms_that_nearly_cancel(self, monkeypatch, as_written):
+        """As they are written, TensorFloat-32 breaks the clip.
+
+        All terms are multiples of one matrix, so that what rounding does to
+        one entry of them it does to all.
+        """
+        tensor_cores.narrow(monkeypatch, as_written)
+
+        def model(dtype):
+            layer = keras.layers.Dense(32, use_bias=False, dtype=dtype)
+            return keras.Sequential([keras.Input((4, 32)), layer])
+
+        clips = np.geomspace(1.0, 1.93, 12)
+        steps = hostile_steps.build_steps(
+            model, "float32", [{"l2_norm_clip": float(c)} for c in clips]
+        )
+        x = np.zeros([hostile_steps.BATCH, 4, 32], "float32")
+        keep = np.ones(hostile_steps.BATCH)
+        x[0] = 1
+        t = np.zeros_like(x)
+        reached = []
+        for numerator in range(927, 990, 18):
+            # In 11 bits, all of them: the norm is exact.
+            share = numerator / 1024
+            t[0] = np.float32([1, 1, -share, -share])[:, None]
+            for step, clip in zip(steps, clips):
+                total, valid = step(x, t, keep)
+                assert valid.all()
+                reached.append(np.linalg.norm(total) / clip)
+        if as_written:
+            assert max(reached) > 1.002
+        else:
+            assert max(reached) < 1
+            assert min(reached) > 0.98
+
+
+PACKAGE = pathlib.Path(precision.__file__).parents[1]
+MULTIPLIED = {"matmul", "einsum", "tensordot", "matvec"}
+
+
+@pytest.mark.parametrize("folder", ["gradients", "subspaces"])
+def test_no_product_is_as_written(folder):
+    """Where norms, sums and bases come from, all are of one module."""
+    count = 0
+    for file in (PACKAGE / folder).rglob("*.py"):
+        if file.samefile(precision.__file__):
+            continue
+        for node in ast.walk(ast.parse(file.read_text())):
+            # Of NumPy's arrays.
+            is_numpy = file.name == "fixed_subspace.py"
+            assert not isinstance(node, ast.MatMult) or is_numpy, file
+            if isinstance(node, ast.Attribute) and node.attr in MULTIPLIED:
+                assert ast.unparse(node.value) == "precision", (
+                    f"{file}:{node.lineno}"
+                )
+                count += 1
+    assert count > 5
+
+
+def test_xla_on_a_cpu_narrows_nothing():
+    """Nothing is done about TensorFloat-32 there, which may be on."""
+    TF32.enable_tensor_float_32_execution(True)
+    a, b = np.random.default_rng(0).normal(size=(2, 64, 64)).astype("float32")
+    product = tf.function(tf.matmul, jit_compile=True)(a, b)
+    a, b = a.astype("float64"), b.astype("float64")
+    error = np.abs(product - a @ b) / (np.abs(a) @ np.abs(b))
+    assert np.max(error) < 2**-20
+
+
+class TestSwitch:
+    def test_stays_as_it_was(self):
+        """The process may have other uses for it."""
+        for is_on in (True, False):
+            TF32.enable_tensor_float_32_execution(is_on)
+            private(linear(), dpsgd()).fit(X, Y, verbose=0)
+            assert TF32.tensor_float_32_execution_enabled() is is_on
+
+    def test_is_off_while_the_walk_is_checked(self, monkeypatch):
+        """Who compares it with an ordinary gradient has both in float32."""
+        tensor_cores.pretend_a_gpu(monkeypatch)
+        with precision.tensor_float_32(False):
+            assert not precision.narrowed()
+            assert not TF32.tensor_float_32_execution_enabled()
+        assert precision.narrowed()
+        precision.require_as_traced()
+
+    def test_is_off_on_other_devices(self, monkeypatch):
+        devices = [tf.config.PhysicalDevice("a", "CPU")]
+        for kind, is_on in (("GPU", True), ("TPU", False)):
+            devices.append(tf.config.PhysicalDevice("b", kind))
+            monkeypatch.setattr(
+                tf.config,
+                "get_visible_devices",
+                lambda kind=None: [
+                    d for d in devices if kind in (None, d.device_type)
+                ],
+            )
+            precision.require_as_traced()
+            assert TF32.tensor_float_32_execution_enabled() is is_on
+            assert precision.narrowed() is is_on
+
+    def test_turned_on_after_a_trace(self, monkeypatch):
+        tensor_cores.pretend_a_gpu(monkeypatch)
+        TF32.enable_tensor_float_32_execution(False)
+        model = private(linear(), dpsgd())
+        model.fit(X, Y, verbose=0)
+        steps = model.ledger.steps
+        TF32.enable_tensor_float_32_execution(True)
+        with pytest.raises(ValueError, match="TensorFloat-32 to stay off"):
+            model.fit(X, Y, verbose=0)
+        assert model.ledger.steps == steps
+        TF32.enable_tensor_float_32_execution(False)
+        model.fit(X, Y, verbose=0)
+        assert model.ledger.steps > steps
+
+    def test_turned_off_after_a_trace(self, monkeypatch):
+        """Products in parts are as precise without it."""
+        tensor_cores.pretend_a_gpu(monkeypatch)
+        model = private(linear(), dpsgd())
+        model.fit(X, Y, verbose=0)
+        TF32.enable_tensor_float_32_execution(False)
+        model.fit(X, Y, verbose=0)

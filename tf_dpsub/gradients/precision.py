@@ -1,0 +1,194 @@
+"""Products of float32 tensors that are computed as such, TensorFloat-32 or not.
+
+GPUs multiply float32 matrices several times as fast if they may round them to
+TensorFloat-32, numbers of 11 significant bits. That is fine for what a forward
+and a backward pass have of one example. Of norms and sums of gradients it is
+not: what is clipped has to be what is summed.
+
+A product of numbers of 11 bits is the same with and without that rounding, as
+the GPU adds products up in float32. So, where it may happen,
+
+- the factors of per-example gradients are rounded to 11 bits once (`rounded`),
+  before norms and sums are taken of them;
+- other operands are sums of two tensors of 11 bits each, up to 2^-24 of an
+  entry, and their products are sums of products of these.
+
+Elsewhere nothing is done: products are those of TensorFlow.
+
+Source of products in parts: Markidis et al., "NVIDIA Tensor Core
+Programmability, Performance & Precision" (2018), section V. Of how these units
+add up: Fasi et al., "Numerical behavior of NVIDIA tensor cores" (2021).
+"""
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable
+
+import tensorflow as tf
+
+# Clears the last 13 of the 24 significant bits of a float32 number.
+_FIRST_BITS = -(2**13)
+
+# Units of a GPU add four products or more at a time to a float32 number, and
+# round towards zero: by at most 2^-23 of it, and half as much in the mean. This
+# is twice the mean, for each product.
+_ROUNDING = 2.0**-25
+
+# Added to squared norms, in case of such units: sums have twice the rounding
+# errors for which clipping leaves room.
+_MARGIN = 2.0**-9
+
+_SHORT = (False, False)
+
+_THREAD = threading.local()
+# Whether a product was traced in a way that TensorFloat-32 would narrow.
+_traced_as_is = False
+
+
+def narrowed() -> bool:
+    """Whether TensorFlow may round operands of float32 products.
+
+    It is asked when a function is traced; see `require_as_traced`.
+    """
+    global _traced_as_is
+    chosen = getattr(_THREAD, "narrowed", None)
+    if chosen is not None:
+        return chosen
+    if not tf.config.get_visible_devices("GPU"):
+        return False
+    is_on = tf.config.experimental.tensor_float_32_execution_enabled()
+    _traced_as_is |= not is_on
+    return is_on
+
+
+def require_as_traced():
+    """Refuses TensorFloat-32 where steps were, or are to be, traced without.
+
+    On devices that are neither a CPU nor a GPU it is turned off: what it stands
+    for there may be narrower.
+
+    Raises:
+        ValueError: if it was turned on after steps were traced.
+    """
+    kinds = {d.device_type for d in tf.config.get_visible_devices()}
+    if not all(kind.endswith(("CPU", "GPU")) for kind in kinds):
+        tf.config.experimental.enable_tensor_float_32_execution(False)
+    if _traced_as_is and narrowed():
+        raise ValueError(
+            "Expected TensorFloat-32 to stay off, as it was when steps were "
+            "traced, got it turned on: sums of clipped gradients would be "
+            "narrowed. Turn it on before the first model is compiled, by "
+            "tf.config.experimental.enable_tensor_float_32_execution(True), or "
+            "leave it off."
+        )
+
+
+@contextlib.contextmanager
+def tensor_float_32(is_on: bool):
+    """A context in which it is on, as on a GPU, or off.
+
+    For functions that are traced in it, and run in it or elsewhere.
+    """
+    switch = tf.config.experimental
+    before = (
+        switch.tensor_float_32_execution_enabled(),
+        getattr(_THREAD, "narrowed", None),
+    )
+    switch.enable_tensor_float_32_execution(is_on)
+    _THREAD.narrowed = is_on
+    try:
+        yield
+    finally:
+        was_on, _THREAD.narrowed = before
+        switch.enable_tensor_float_32_execution(was_on)
+
+
+def rounded(x):
+    """`x` with 11 significant bits, where float32 products are narrowed.
+
+    Numbers halfway go away from zero. What is not finite stays so, and the
+    largest numbers become infinite. Other types are returned as they are.
+    """
+    if x.dtype != tf.float32 or not narrowed():
+        return x
+    # Twice the last bits reach the next number of 11 bits, if they are at least
+    # half of the way to it.
+    return _first_bits(x + (x - _first_bits(x)))
+
+
+def _first_bits(x):
+    bits = tf.bitwise.bitwise_and(tf.bitcast(x, tf.int32), _FIRST_BITS)
+    return tf.bitcast(bits, tf.float32)
+
+
+def _parts(x, is_short):
+    if is_short:
+        return [x]
+    first = rounded(x)
+    return [first, rounded(x - first)]
+
+
+def bilinear(function: Callable, a, b, short: tuple = _SHORT):
+    """A product of two tensors, as precise as float32 is.
+
+    Args:
+        function: callable of two tensors, linear in both: one operation.
+        a, b: tensors of one type.
+        short: pair of bools, whether each is `rounded` already, or made of such
+            numbers alone. Defaults to neither.
+
+    Returns:
+        Tensor.
+    """
+    if a.dtype != tf.float32 or not narrowed():
+        return function(a, b)
+    of_a, of_b = (_parts(x, is_short) for x, is_short in zip((a, b), short))
+    # The small ones first.
+    pairs = [(i, j) for i in reversed(of_a) for j in reversed(of_b)]
+    return functools.reduce(tf.add, (function(*pair) for pair in pairs))
+
+
+def matmul(a, b, transpose_a=False, transpose_b=False, short: tuple = _SHORT):
+    """`tf.matmul`, as `bilinear` computes it."""
+    return bilinear(
+        functools.partial(
+            tf.matmul, transpose_a=transpose_a, transpose_b=transpose_b
+        ),
+        a,
+        b,
+        short,
+    )
+
+
+def einsum(equation: str, a, b):
+    """`tf.einsum` of two tensors, as `bilinear` computes it."""
+    return bilinear(functools.partial(tf.einsum, equation), a, b)
+
+
+def tensordot(a, b, axes, short: tuple = _SHORT):
+    """`tf.tensordot`, as `bilinear` computes it."""
+    return bilinear(functools.partial(tf.tensordot, axes=axes), a, b, short)
+
+
+def matvec(a, b, transpose_a=False):
+    """`tf.linalg.matvec`, as `bilinear` computes it."""
+    return bilinear(
+        functools.partial(tf.linalg.matvec, transpose_a=transpose_a), a, b
+    )
+
+
+def norm_margin(terms: int) -> float:
+    """Share of the magnitudes that a squared norm may lack.
+
+    It is what sums of products lose on a GPU that rounds their operands.
+
+    Args:
+        terms: int, the largest number of products that are added up in it.
+    """
+    return terms * _ROUNDING if narrowed() else 0.0
+
+
+def bound(sq_norms):
+    """Squared norms, larger by what longer sums of rows need of the clip."""
+    return (1 + _MARGIN) * sq_norms if narrowed() else sq_norms
