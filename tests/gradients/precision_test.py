@@ -11,7 +11,9 @@ import tensorflow as tf
 from tests.gradients import tensor_cores
 from tests.optimizers import hostile_steps
 from tests.training.plain_models import X, Y, dpsgd, linear, private
+from tf_dpsub import gradients, optimizers
 from tf_dpsub.gradients import precision
+from tf_dpsub.gradients.graph import convolutions, sites
 
 TF32 = tf.config.experimental
 
@@ -111,7 +113,12 @@ class TestProducts:
                     a64 @ b64,
                     sizes,
                 ),
-                ("einsum", precision.einsum("ij,jk", a, b), a64 @ b64, sizes),
+                (
+                    "einsum",
+                    precision.einsum("ij,jk->ik", a, b),
+                    a64 @ b64,
+                    sizes,
+                ),
                 (
                     "matvec",
                     precision.matvec(a, column),
@@ -254,6 +261,137 @@ class TestSums:
             assert min(reached) > 0.98
 
 
+def one_after_another(function, a, b, short=(False, False)):
+    """A product of matrices as a GPU may add it up, in float32."""
+    if a.dtype != tf.float32 or all(short):
+        # Sums of rows alone: what norms take may be traced for other tests.
+        return function(a, b)
+    assert function.func is tf.matmul
+    if function.keywords["transpose_a"]:
+        a = tf.linalg.matrix_transpose(a)
+    if function.keywords["transpose_b"]:
+        b = tf.linalg.matrix_transpose(b)
+    b = tf.linalg.matrix_transpose(b)
+    products = a[..., :, None, :] * b[..., None, :, :]
+
+    def added(products):
+        return np.cumsum(products, -1, dtype="float32")[..., -1]
+
+    total = tf.numpy_function(added, [products], tf.float32)
+    return tf.ensure_shape(total, products.shape[:-1])
+
+
+class TestLongSums:
+    """What is added to a sum below a power of two is not lost; above, it is."""
+
+    def moved(self, model, rows, terms):
+        """By one example, as a share of the clip."""
+        optimizer = optimizers.DPSGD(
+            "sgd", noise_multiplier=0.0, l2_norm_clip=1.0, batch_size=rows
+        )
+        optimizer.build(model.trainable_variables)
+
+        @tf.function(autograph=False)
+        def summed(x, t, keep):
+            gradients_of_rows, _ = gradients.per_example_gradients(
+                lambda batch: (
+                    tf.reduce_sum(
+                        model(batch["x"], training=True) * batch["t"], [1, 2]
+                    ),
+                    None,
+                ),
+                {"x": x, "t": t},
+                model.trainable_variables,
+                "graph",
+            )
+            return optimizer.clipped_sums(gradients_of_rows, keep)[0]
+
+        x = np.zeros([rows, *model.inputs[0].shape[1:]], model.inputs[0].dtype)
+        if x.ndim == 3:
+            x[:, :, 0] = 1
+        power = 2.0 ** np.floor(np.log2(rows / 2))
+        first = int(power / 0.9) + 1
+        t = np.zeros([rows, *model.outputs[0].shape[1:]], "float32")
+        t[:first, 0, 0] = 0.9
+        t[first - 1, 0, 0] = power - 0.9 * (first - 1) - 0.25
+        t[first, 0, 0] = 3  # the example
+        # Just less than half of the spacing of floats above the power.
+        t[first + 1 :, :, 0] = -0.4902 * power * 2.0**-23
+        keep = np.ones(rows, "float32")
+        with_it = summed(x, t, keep).numpy()
+        keep[first] = 0
+        return np.linalg.norm(with_it - summed(x, t, keep))
+
+    def dense(self, monkeypatch, rows, terms):
+        # Rows of small kernels would be kept, and added up without their terms.
+        monkeypatch.setattr(sites, "KEPT_ROWS", 0)
+        layer = keras.layers.Dense(2, use_bias=False)
+        model = keras.Sequential([keras.Input((terms, 2)), layer])
+        return self.moved(model, rows, terms)
+
+    @pytest.mark.parametrize("is_limited", [True, False])
+    def test_on_a_gpu(self, monkeypatch, is_limited):
+        tensor_cores.pretend_a_gpu(monkeypatch)
+        TF32.enable_tensor_float_32_execution(False)
+        monkeypatch.setattr(precision, "bilinear", one_after_another)
+        if not is_limited:
+            monkeypatch.setattr(precision, "_LONGEST_SUM_ON_GPU", 2**30)
+        moved = self.dense(monkeypatch, 96, 300)
+        assert 0.99 < moved < 1 if is_limited else moved > 1.002
+
+    def test_parts_add_up(self, monkeypatch):
+        """Of rows that they do not divide, in groups."""
+        monkeypatch.setattr(sites, "KEPT_ROWS", 0)
+        layer = keras.layers.EinsumDense("btgd,gde->btge", (None, 3, 5))
+        model = keras.Sequential([keras.Input((8, 3, 4)), layer])
+        random = np.random.default_rng(0)
+        x = random.normal(size=(10, 8, 3, 4)).astype("float32")
+        t = random.normal(size=(10, 8, 3, 5)).astype("float32")
+        c = tf.constant(random.uniform(size=10), tf.float32)
+
+        def total():
+            rows, _ = gradients.per_example_gradients(
+                lambda batch: (
+                    tf.reduce_sum(model(batch["x"]) * batch["t"], [1, 2, 3]),
+                    None,
+                ),
+                {"x": tf.constant(x), "t": tf.constant(t)},
+                model.trainable_variables,
+                "graph",
+            )
+            return rows.weighted_sum(c)[0]
+
+        whole = tf.function(total, autograph=False)()
+        monkeypatch.setattr(precision, "_LONGEST_SUM", 8 * 3)
+        parts = tf.function(total, autograph=False)
+        graph = parts.get_concrete_function().graph
+        assert any("While" in op.type for op in graph.get_operations())
+        np.testing.assert_allclose(parts(), whole, rtol=1e-5, atol=1e-6)
+
+    def test_of_a_convolution_are_those_of_rows(self, monkeypatch):
+        monkeypatch.setattr(sites, "KEPT_ROWS", 0)
+        monkeypatch.setattr(convolutions, "KEPT_TIMES", 0)
+        step = hostile_steps.build_step(hostile_steps.conv, "float32")
+        random = np.random.default_rng(0)
+        batch = *step.ordinary(random), np.ones(hostile_steps.BATCH)
+        whole, _ = step(*batch)
+        monkeypatch.setattr(precision, "_LONGEST_SUM", 20)
+        step = hostile_steps.build_step(hostile_steps.conv, "float32")
+        parts, _ = step(*batch)
+        hostile_steps.check_sensitivity(step)
+        assert parts.shape == whole.shape
+        np.testing.assert_allclose(
+            np.linalg.norm(parts), np.linalg.norm(whole), rtol=0.2
+        )
+
+    def test_of_a_table(self):
+        """One entry of it gets all, one after another, on any device."""
+        tokens = keras.Input((300,), dtype="int32")
+        table = keras.layers.Embedding(40, 300)
+        model = keras.Model(tokens, table(tokens))
+        assert 0.99 < self.moved(model, 96, 300) < 1
+
+
 PACKAGE = pathlib.Path(precision.__file__).parents[1]
 MULTIPLIED = {"matmul", "einsum", "tensordot", "matvec"}
 
@@ -295,8 +433,7 @@ class TestSwitch:
             private(linear(), dpsgd()).fit(X, Y, verbose=0)
             assert TF32.tensor_float_32_execution_enabled() is is_on
 
-    def test_is_off_while_the_walk_is_checked(self, monkeypatch):
-        """Who compares it with an ordinary gradient has both in float32."""
+    def test_of_programs_for_other_devices(self, monkeypatch):
         tensor_cores.pretend_a_gpu(monkeypatch)
         with precision.tensor_float_32(False):
             assert not precision.narrowed()

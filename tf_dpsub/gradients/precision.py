@@ -10,10 +10,12 @@ the GPU adds products up in float32. So, where it may happen,
 
 - the factors of per-example gradients are rounded to 11 bits once (`rounded`),
   before norms and sums are taken of them;
-- other operands are sums of two tensors of 11 bits each, up to 2^-24 of an
-  entry, and their products are sums of products of these.
+- other operands are sums of two tensors of 11 bits each, up to 2^-23 of an
+  entry, and their products are sums of products of these; long sums of them are
+  taken in float64.
 
-Elsewhere nothing is done: products are those of TensorFlow.
+Elsewhere nothing is done: products are those of TensorFlow. How many of them
+are added up in float32 is limited on every device: `rows_at_a_time`.
 
 Source of products in parts: Markidis et al., "NVIDIA Tensor Core
 Programmability, Performance & Precision" (2018), section V. Of how these units
@@ -22,6 +24,7 @@ add up: Fasi et al., "Numerical behavior of NVIDIA tensor cores" (2021).
 
 import contextlib
 import functools
+import math
 import threading
 from collections.abc import Callable
 
@@ -38,6 +41,16 @@ _ROUNDING = 2.0**-25
 # Added to squared norms, in case of such units: sums have twice the rounding
 # errors for which clipping leaves room.
 _MARGIN = 2.0**-9
+
+# Products that are added up in float32 at most, where sums over several rows
+# depend on them. A sum that is just above or below a power of two rounds all
+# that is added to it afterwards by half as much, or twice: with n rows of norm
+# C, and m additions for each, by up to 2^-27 n^2 m C. A CPU adds up blocks of
+# some 500 products beginning at zero; a GPU may add one after another.
+_LONGEST_SUM = 2**16
+_LONGEST_SUM_ON_GPU = 2**10
+# Of products of what is not of 11 bits, where units of a GPU round to zero.
+_LONGEST_SUM_TO_ZERO = 2**9
 
 _SHORT = (False, False)
 
@@ -86,9 +99,9 @@ def require_as_traced():
 
 @contextlib.contextmanager
 def tensor_float_32(is_on: bool):
-    """A context in which it is on, as on a GPU, or off.
+    """A context for programs of a GPU on which it is on, or off.
 
-    For functions that are traced in it, and run in it or elsewhere.
+    Another thread that traces meanwhile is not in it.
     """
     switch = tf.config.experimental
     before = (
@@ -149,9 +162,26 @@ def bilinear(function: Callable, a, b, short: tuple = _SHORT):
     return functools.reduce(tf.add, (function(*pair) for pair in pairs))
 
 
+def rows_at_a_time(terms: int) -> int:
+    """The number of rows whose products may be added up in float32, >= 1.
+
+    Formal guarantees: what one row more or less changes in the rounding of a
+    sum is then within what clipping leaves for it, whatever is added up.
+
+    Args:
+        terms: int, the number of products of a row in each entry of a sum.
+    """
+    is_for_gpu = getattr(_THREAD, "narrowed", None) is not None or (
+        tf.config.get_visible_devices("GPU")
+    )
+    longest = _LONGEST_SUM_ON_GPU if is_for_gpu else _LONGEST_SUM
+    return max(longest // terms, 1)
+
+
 def matmul(a, b, transpose_a=False, transpose_b=False, short: tuple = _SHORT):
     """`tf.matmul`, as `bilinear` computes it."""
-    return bilinear(
+    return _of_terms(
+        a.shape[-2 if transpose_a else -1],
         functools.partial(
             tf.matmul, transpose_a=transpose_a, transpose_b=transpose_b
         ),
@@ -163,7 +193,12 @@ def matmul(a, b, transpose_a=False, transpose_b=False, short: tuple = _SHORT):
 
 def einsum(equation: str, a, b):
     """`tf.einsum` of two tensors, as `bilinear` computes it."""
-    return bilinear(functools.partial(tf.einsum, equation), a, b)
+    inputs, output = equation.split("->")
+    labels = inputs.split(",")[0]
+    summed = [n for label, n in zip(labels, a.shape) if label not in output]
+    return _of_terms(
+        math.prod(summed), functools.partial(tf.einsum, equation), a, b
+    )
 
 
 def tensordot(a, b, axes, short: tuple = _SHORT):
@@ -176,6 +211,15 @@ def matvec(a, b, transpose_a=False):
     return bilinear(
         functools.partial(tf.linalg.matvec, transpose_a=transpose_a), a, b
     )
+
+
+def _of_terms(terms, function, a, b, short=_SHORT):
+    """`bilinear`, of products that are added up by so many."""
+    is_long = terms > _LONGEST_SUM_TO_ZERO and not all(short)
+    if a.dtype != tf.float32 or not is_long or not narrowed():
+        return bilinear(function, a, b, short)
+    product = function(tf.cast(a, tf.float64), tf.cast(b, tf.float64))
+    return tf.cast(product, tf.float32)
 
 
 def norm_margin(terms: int) -> float:

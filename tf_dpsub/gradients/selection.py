@@ -87,11 +87,10 @@ def select_implementation(
             )
             return "graph"
         try:
-            is_precise = compute_dtype in _PRECISE
-            with precision.tensor_float_32(False):
-                error = _self_check(
-                    loss_fn, inputs, variables, states, may_read, is_precise
-                )
+            is_precise = compute_dtype in _PRECISE and not precision.narrowed()
+            error = _self_check(
+                loss_fn, inputs, variables, states, may_read, is_precise
+            )
             tolerance = _TOLERANCE if is_precise else _LOW_PRECISION_TOLERANCE
             if error <= tolerance:
                 logging.info(

@@ -37,9 +37,7 @@ class StoredGradients(PerExampleGradients):
         super().__init__(variables, rows[0].shape[0])
         rows = [precision.rounded(tf.cast(row, tf.float32)) for row in rows]
         sq_norms = [sum_squares(row) for row in rows]
-        self.valid = tf.math.is_finite(
-            (1 + ROUNDING_MARGIN) * add_in_order(sq_norms)
-        )
+        self.valid = tf.math.is_finite(_bound(add_in_order(sq_norms)))
         keys = [tf_variable(v).ref() for v in self.variables]
         self._rows = dict(zip(keys, mask_rows(self.valid, rows)))
         self._sq_norms = {
@@ -54,7 +52,7 @@ class StoredGradients(PerExampleGradients):
         )
 
     def sq_norm_bounds(self, variables=None):
-        return precision.bound((1 + ROUNDING_MARGIN) * self.sq_norms(variables))
+        return _bound(self.sq_norms(variables))
 
     def nonzero(self):
         return any_nonzero(list(self._rows.values()))
@@ -74,6 +72,10 @@ class StoredGradients(PerExampleGradients):
             )
             for v in variables
         ]
+
+
+def _bound(sq_norms):
+    return precision.bound((1 + ROUNDING_MARGIN) * sq_norms)
 
 
 def one_by_one(

@@ -156,8 +156,8 @@ class PrivateOptimizer(OptimizerWrapper, abc.ABC):
         return self._trainable_variables
 
     def prepare(self):
-        """Refreshes the public state before a step, apart from private data."""
-        self.public_state.prepare(self.iterations)
+        """Refreshes the public state before a step: `PublicState.prepare`."""
+        return self.public_state.prepare(self.iterations)
 
     # The mechanism.
 

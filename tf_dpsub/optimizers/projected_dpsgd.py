@@ -152,7 +152,7 @@ class ProjectedDPSGD(SubspaceOptimizer):
         return self.start_step == 0 or self.iterations >= self.start_step
 
     def prepare(self):
-        self.public_state.prepare(self.iterations, self._is_projecting())
+        return self.public_state.prepare(self.iterations, self._is_projecting())
 
     def sum_shapes(self):
         shapes = [v.shape for v in self._trainable_variables]

@@ -70,6 +70,10 @@ class PublicState:
             iterations: int tensor, the number of steps so far.
             is_used: bool tensor, whether the step uses the state at all.
                 Defaults to `True`.
+
+        Returns:
+            List of tensors that are there once the state is fresh, if both at
+            once would take too much memory; or None.
         """
 
 

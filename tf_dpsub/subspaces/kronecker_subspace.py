@@ -290,6 +290,8 @@ class KroneckerSubspace(FollowingSubspace):
             [*self._state(), self._is_made],
             lambda: [*self._checked(iterations), tf.constant(True)],
         )
+        # A step of a transformer and a refresh each take all memory and cores.
+        return [tf.convert_to_tensor(self._is_made)]
 
     def _state(self):
         """All variables that a refresh writes."""
@@ -383,7 +385,9 @@ class KroneckerSubspace(FollowingSubspace):
                 tf.square(products), weights, transpose_a=True
             )
 
-        energies = fold(add, tf.zeros([self._pairs.candidates]))
+        # Gradients would be computed beside those of the last iteration.
+        with tf.control_dependencies(tf.nest.flatten(bases)):
+            energies = fold(add, tf.zeros([self._pairs.candidates]))
         best = tf.math.top_k(energies, self.largest_rank).indices
         return tf.cast(best, tf.int64)
 

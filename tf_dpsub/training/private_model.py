@@ -502,8 +502,8 @@ class PrivateModel(
             )
         self.current_run.require_claims()
         # Neither waits for the other, unless a mechanism makes it.
-        self.optimizer.prepare()
-        sums = self.training_step(data)
+        with tf.control_dependencies(self.optimizer.prepare() or []):
+            sums = self.training_step(data)
         if self.current_run.observer is not None:
             self.current_run.observer(sums)
         noisy_sums = self.optimizer.noisy(sums)

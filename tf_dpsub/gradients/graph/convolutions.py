@@ -72,6 +72,12 @@ class Convolution(sites.Site):
 
     def weighted_sum(self, c):
         image, map_ = self.factors
+        places = sites.size(map_.shape[1:-1])
+        is_long = precision.rows_at_a_time(places) < self.batch_size
+        if c.dtype == tf.float32 and is_long:
+            # One filter gradient adds up products of all rows.
+            rows_and_order = self._geometry.products(image, map_)
+            return sites.Stored(self.weight, *rows_and_order).weighted_sum(c)
         return self._geometry.filter_gradient(
             tf.cast(image, c.dtype), scale_rows(c, map_)
         )
@@ -320,7 +326,7 @@ def convolution(op, k, gradient, operand_state, gradient_state, batch_size):
     operand = op.inputs[2 if transposed else 0]
     channels_first = op.get_attr("data_format").decode()[1] == "C"
     operand, gradient = (
-        _places_first(x, state, batch_size, channels_first)
+        precision.rounded(_places_first(x, state, batch_size, channels_first))
         for x, state in ((operand, operand_state), (gradient, gradient_state))
     )
     if operand_state.axis != 0 or gradient_state.axis != 0:

@@ -358,12 +358,24 @@ class OuterProducts(Site):
             left = scale_rows(c, left)
         else:
             right = scale_rows(c, right)
-        total = precision.matmul(  # [groups, k, n]
-            self._merge_terms(left),
-            self._merge_terms(right),
-            transpose_a=True,
-            short=(not scales_left, scales_left),
-        )
+        short = (not scales_left, scales_left)
+        rows = self.batch_size
+        if c.dtype == tf.float32:
+            rows = min(rows, precision.rows_at_a_time(self.terms))
+        if rows == self.batch_size:
+            total = self._total(left, right, short)
+        else:
+            total = tf.foldl(
+                lambda total, part: (
+                    total + tf.cast(self._total(*part, short), tf.float64)
+                ),
+                tuple(_in_parts(f, rows) for f in (left, right)),
+                tf.zeros(
+                    [self.groups, self.left_size, self.right_size], tf.float64
+                ),
+                parallel_iterations=1,
+            )
+            total = tf.cast(total, c.dtype)
         total = reshape(total, self._parts)
         return reshape(_transpose(total, self._order), self.shape)
 
@@ -384,11 +396,29 @@ class OuterProducts(Site):
         )
         return tf.reshape(total, [-1, count])
 
+    def _total(self, left, right, short):
+        """Sum of the products of all terms of some rows, `[groups, k, n]`."""
+        return precision.matmul(
+            self._merge_terms(left),
+            self._merge_terms(right),
+            transpose_a=True,
+            short=short,
+        )
+
     def _merge_terms(self, factor):
+        shape = [self.groups, factor.shape[0] * self.terms, factor.shape[3]]
         if self.groups > 1:
             factor = tf.transpose(factor, [1, 0, 2, 3])
-        shape = [self.groups, self.batch_size * self.terms, factor.shape[3]]
         return reshape(factor, shape)
+
+
+def _in_parts(factor, rows):
+    """`[parts, rows, ...]` of `[batch, ...]`; the last part ends in zeros."""
+    missing = -factor.shape[0] % rows
+    if missing:
+        paddings = [[0, missing]] + [[0, 0]] * (factor.shape.rank - 1)
+        factor = tf.pad(factor, paddings)
+    return tf.reshape(factor, [-1, rows, *factor.shape[1:]])
 
 
 def _products(left, right):
@@ -506,13 +536,14 @@ class Lookup(Site):
         return reshape(rows, [self.batch_size, *self.shape])
 
     def weighted_sum(self, c):
-        scaled = scale_rows(c, self.factors[0])
+        # One after another: in float64, sums round nothing that matters.
+        scaled = tf.cast(scale_rows(c, self.factors[0]), tf.float64)
         total = tf.math.unsorted_segment_sum(
             tf.reshape(scaled, [-1, scaled.shape[2]]),
             tf.reshape(self.indices, [-1]),
             self.shape[0],
         )
-        return reshape(total, self.shape)
+        return reshape(tf.cast(total, c.dtype), self.shape)
 
 
 def contraction(op, k, gradient, operand_state, gradient_state, batch_size):
