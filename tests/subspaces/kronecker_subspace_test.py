@@ -471,6 +471,35 @@ class TestRefresh:
             found.append(projector(matrix_of(model.optimizer.subspace)))
         assert np.abs(found[0] - found[1]).max() > 0.01
 
+    def test_a_step_waits_for_it(self, monkeypatch):
+        """Both at once take the memory of both, and no less time."""
+        graphs = []
+        train_step = tf_dpsub.PrivateModel.train_step
+
+        def traced(model, batch):
+            logs = train_step(model, batch)
+            graphs.append(tf.compat.v1.get_default_graph())
+            return logs
+
+        monkeypatch.setattr(tf_dpsub.PrivateModel, "train_step", traced)
+        model = private(kronecker(), network())
+        model.train_on_batch(X, Y)
+        calls = [
+            op for op in graphs[0].get_operations() if "Partitioned" in op.type
+        ]
+        refresh, step = calls
+        assert refresh in ancestors(step)
+
+
+def ancestors(op):
+    seen, pending = set(), [op]
+    while pending:
+        op = pending.pop()
+        if op not in seen:
+            seen.add(op)
+            pending += [i.op for i in op.inputs] + list(op.control_inputs)
+    return seen
+
 
 class TestState:
     @pytest.mark.slow

@@ -138,7 +138,8 @@ class PerExampleGradients(abc.ABC):
                 all.
 
         Returns:
-            List of tensors of the type of `c`, one of each variable's shape.
+            List of tensors, one of each variable's shape, of the type of `c`,
+            or of float64 where they were added up in it.
         """
 
     @abc.abstractmethod

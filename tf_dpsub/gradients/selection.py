@@ -333,7 +333,9 @@ def _self_check(loss_fn, inputs, variables, states, may_read, is_precise):
 
     def compute(weights):
         sums, ordinary, norms = traced((batch, weights))
-        difference = [total - g for total, g in zip(sums, ordinary)]
+        difference = [
+            tf.cast(total, tf.float32) - g for total, g in zip(sums, ordinary)
+        ]
         norm_of = tf.linalg.global_norm
         return norm_of(difference), norm_of(ordinary), norms
 

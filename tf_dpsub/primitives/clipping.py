@@ -189,7 +189,7 @@ def clipped_sum(
             `None`, all.
 
     Returns:
-        List of float32 tensors; of float64 ones for a large batch.
+        List of float32 or float64 tensors; of float64 ones for a large batch.
     """
     is_large = batch_size > _LARGEST_FLOAT32_BATCH
     factors = keep * clip_factors(
@@ -223,7 +223,7 @@ def weighted_sum(
         variables: list, whose rows are added up. Defaults to `None`, all.
 
     Returns:
-        List of tensors of the type of `factors`.
+        List of tensors of the type of `factors`, or of float64.
     """
     unit = clipping.unit(l2_norm_clip)
     if unit == 1:

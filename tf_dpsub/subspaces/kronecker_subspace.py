@@ -291,7 +291,7 @@ class KroneckerSubspace(FollowingSubspace):
             lambda: [*self._checked(iterations), tf.constant(True)],
         )
         # A step of a transformer and a refresh each take all memory and cores.
-        return [tf.convert_to_tensor(self._is_made)]
+        return [tf.convert_to_tensor(self._pairs.chosen)]
 
     def _state(self):
         """All variables that a refresh writes."""

@@ -164,7 +164,10 @@ class Site(abc.ABC):
 
     @abc.abstractmethod
     def weighted_sum(self, c):
-        """Sum of `c[i]` times row i, of shape `shape` and the type of `c`."""
+        """Sum of `c[i]` times row i, of shape `shape`.
+
+        Its type is that of `c`, or float64.
+        """
 
     def combinations(self, weights):
         """Sums of `weights[i]` times row i, of shape `[size, k]`."""
@@ -375,7 +378,6 @@ class OuterProducts(Site):
                 ),
                 parallel_iterations=1,
             )
-            total = tf.cast(total, c.dtype)
         total = reshape(total, self._parts)
         return reshape(_transpose(total, self._order), self.shape)
 
@@ -543,7 +545,7 @@ class Lookup(Site):
             tf.reshape(self.indices, [-1]),
             self.shape[0],
         )
-        return reshape(tf.cast(total, c.dtype), self.shape)
+        return reshape(total, self.shape)
 
 
 def contraction(op, k, gradient, operand_state, gradient_state, batch_size):

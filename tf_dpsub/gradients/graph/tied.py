@@ -112,9 +112,12 @@ class Tied(sites.Site):
         )
 
     def weighted_sum(self, c):
-        return tf.add_n(
-            [view.pull_back(site.weighted_sum(c)) for site, view in self.uses]
-        )
+        sums = [
+            view.pull_back(site.weighted_sum(c)) for site, view in self.uses
+        ]
+        if len({s.dtype for s in sums}) > 1:
+            sums = [tf.cast(s, tf.float64) for s in sums]
+        return tf.add_n(sums)
 
 
 def _factors(site, view):
