@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tf_dpsub
 from tests.gradients import tensor_cores
 from tests.optimizers import hostile_steps
 from tests.training.plain_models import X, Y, dpsgd, linear, private
 from tf_dpsub import gradients, optimizers
 from tf_dpsub.gradients import precision
 from tf_dpsub.gradients.graph import convolutions, sites
+from tf_dpsub.subspaces import PublicSubspace
 
 TF32 = tf.config.experimental
 
@@ -469,6 +471,52 @@ class TestSwitch:
         TF32.enable_tensor_float_32_execution(False)
         model.fit(X, Y, verbose=0)
         assert model.ledger.steps > steps
+
+    def test_replicas_trace_with_it(self, monkeypatch):
+        """Each in a thread of its own, while others may be checked."""
+        tensor_cores.pretend_a_gpu(monkeypatch)
+        with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+            model = private(linear(), dpsgd())
+        model.fit(X, Y, verbose=0)
+        assert not precision._traced_as_is
+        model.fit(X, Y, verbose=0)
+
+    @pytest.mark.parametrize("jit_compile", [False, True])
+    def test_steps_train(self, monkeypatch, jit_compile):
+        """Also those of the longest sums, in parts."""
+        tensor_cores.pretend_a_gpu(monkeypatch)
+        monkeypatch.setattr(sites, "KEPT_ROWS", 0)
+        monkeypatch.setattr(precision, "_LONGEST_SUM_ON_GPU", 16)
+        random = np.random.default_rng(0)
+        x = random.normal(size=(24, 6, 6, 2)).astype("float32")
+        y = random.integers(0, 3, 24)
+        plain = keras.Sequential(
+            [
+                keras.Input((6, 6, 2)),
+                keras.layers.Dense(4),
+                keras.layers.Conv2D(4, 3, strides=2),
+                keras.layers.Flatten(),
+                keras.layers.Dense(3),
+            ]
+        )
+        subspace = PublicSubspace(x[:8], y[:8], rank=4, allow_private=True)
+        optimizer = optimizers.GEP(
+            keras.optimizers.SGD(0.1),
+            subspace=subspace,
+            l2_norm_clip=1.0,
+            residual_norm_clip=0.5,
+            noise_multiplier=1.0,
+            batch_size=8,
+        )
+        model = tf_dpsub.make_private(plain)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(optimizer, loss, jit_compile=jit_compile)
+        before = [v.numpy() for v in model.trainable_variables]
+        model.fit(x, y, verbose=0)
+        assert model.ledger.steps == 3
+        for old, new in zip(before, model.trainable_variables):
+            assert np.isfinite(new.numpy()).all()
+            assert np.any(new.numpy() != old)
 
     def test_turned_off_after_a_trace(self, monkeypatch):
         """Products in parts are as precise without it."""
