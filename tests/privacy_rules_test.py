@@ -16,6 +16,7 @@ import tensorflow as tf
 from scipy import stats
 
 import tf_dpsub
+from tests import graphs
 from tests.training.plain_models import (
     EXACT,
     EXAMPLES,
@@ -293,19 +294,11 @@ class TestKeys:
         assert all(variable.value is not key for variable in variables)
 
     def test_are_no_constants_of_the_step(self, monkeypatch, secrets_drawn):
-        graphs = []
-        train_step = tf_dpsub.PrivateModel.train_step
-
-        def traced(self, batch):
-            logs = train_step(self, batch)
-            graphs.append(tf.compat.v1.get_default_graph())
-            return logs
-
-        monkeypatch.setattr(tf_dpsub.PrivateModel, "train_step", traced)
+        steps = graphs.recorded_steps(monkeypatch)
         record = RecordKeys()
         model = private(linear(), dpsgd(), steps_per_execution=2)
         model.fit(X, Y, callbacks=[record], verbose=0)
-        definition = graphs[0].as_graph_def()
+        definition = steps[0].as_graph_def()
         bodies = [definition.node]
         bodies += [f.node_def for f in definition.library.function]
         constants = set()

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tf_dpsub
+from tests.graphs import ancestors
 from tf_dpsub import gradients
 from tf_dpsub.gradients import selection, vectorized, zero_terms
 
@@ -88,13 +89,7 @@ def test_the_ordinary_gradient_waits_for_the_rows(monkeypatch):
     half = len(returned) // 2
     sums, ordinary = returned[:half], returned[half:]
     for gradient in ordinary:
-        before, pending = set(), [gradient]
-        while pending:
-            op = pending.pop()
-            if op not in before:
-                before.add(op)
-                pending += [i.op for i in op.inputs] + list(op.control_inputs)
-        assert before.issuperset(sums)
+        assert ancestors(gradient).issuperset(sums)
 
 
 def test_an_unproved_model_falls_back_in_one_line(caplog):

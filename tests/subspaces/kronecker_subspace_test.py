@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 import tf_dpsub
+from tests import graphs
 from tests.optimizers import hostile_steps
 from tests.subspaces.linear_models import flat, matrix_of
 from tf_dpsub import gradients
@@ -473,32 +474,12 @@ class TestRefresh:
 
     def test_a_step_waits_for_it(self, monkeypatch):
         """Both at once take the memory of both, and no less time."""
-        graphs = []
-        train_step = tf_dpsub.PrivateModel.train_step
-
-        def traced(model, batch):
-            logs = train_step(model, batch)
-            graphs.append(tf.compat.v1.get_default_graph())
-            return logs
-
-        monkeypatch.setattr(tf_dpsub.PrivateModel, "train_step", traced)
+        steps = graphs.recorded_steps(monkeypatch)
         model = private(kronecker(), network())
         model.train_on_batch(X, Y)
-        calls = [
-            op for op in graphs[0].get_operations() if "Partitioned" in op.type
-        ]
-        refresh, step = calls
-        assert refresh in ancestors(step)
-
-
-def ancestors(op):
-    seen, pending = set(), [op]
-    while pending:
-        op = pending.pop()
-        if op not in seen:
-            seen.add(op)
-            pending += [i.op for i in op.inputs] + list(op.control_inputs)
-    return seen
+        operations = steps[0].get_operations()
+        refresh, step = (op for op in operations if "Partitioned" in op.type)
+        assert refresh in graphs.ancestors(step)
 
 
 class TestState:

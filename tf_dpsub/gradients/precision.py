@@ -68,11 +68,15 @@ def narrowed() -> bool:
     chosen = getattr(_THREAD, "narrowed", None)
     if chosen is not None:
         return chosen
-    if not tf.config.get_visible_devices("GPU"):
+    if not _has_gpu():
         return False
     is_on = tf.config.experimental.tensor_float_32_execution_enabled()
     _traced_as_is |= not is_on
     return is_on
+
+
+def _has_gpu():
+    return bool(tf.config.get_visible_devices("GPU"))
 
 
 def require_as_traced():
@@ -171,10 +175,10 @@ def rows_at_a_time(terms: int) -> int:
     Args:
         terms: int, the number of products of a row in each entry of a sum.
     """
-    is_for_gpu = getattr(_THREAD, "narrowed", None) is not None or (
-        tf.config.get_visible_devices("GPU")
-    )
-    longest = _LONGEST_SUM_ON_GPU if is_for_gpu else _LONGEST_SUM
+    is_for_gpu = getattr(_THREAD, "narrowed", None) is not None
+    longest = _LONGEST_SUM
+    if is_for_gpu or _has_gpu():
+        longest = _LONGEST_SUM_ON_GPU
     return max(longest // terms, 1)
 
 
