@@ -13,6 +13,7 @@ import statistics
 import keras
 
 import tf_dpsub
+from benchmarks.peers.workloads import WORKLOADS
 from benchmarks.steps import (
     built,
     epoch_of,
@@ -68,7 +69,11 @@ def measure(name, blocks, epochs):
         # No ledger has counted the steps above.
         made.compile(optimizer(kind), loss_of(made), metrics=["accuracy"])
     fits = measure_epochs(
-        {kind: epoch_of(made, x, y) for kind, made in models.items()}, epochs
+        {
+            kind: epoch_of(made, x, y, WORKLOADS[name].steps_of_epoch)
+            for kind, made in models.items()
+        },
+        epochs,
     )
     times |= {f"fit, {kind}": seconds for kind, seconds in fits.items()}
     medians = {kind: statistics.median(t) for kind, t in times.items()}

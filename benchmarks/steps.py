@@ -125,7 +125,9 @@ def step(model, x, y, optimizer, metrics=("accuracy",)):
     return step_of(model, prepared(model, x, y, optimizer, metrics))
 
 
-def prepared(model, x, y, optimizer, metrics=("accuracy",)):
+def prepared(
+    model, x, y, optimizer, metrics=("accuracy",), jit_compile="auto"
+):
     """Makes a model ready to train on one batch in memory.
 
     Args:
@@ -134,11 +136,17 @@ def prepared(model, x, y, optimizer, metrics=("accuracy",)):
         y: array, labels.
         optimizer: for the model.
         metrics: sequence of strings. Defaults to `("accuracy",)`.
+        jit_compile: bool or `"auto"`, as for `compile`. Defaults to `"auto"`.
 
     Returns:
         A `tf.data.Dataset` without end of what `model.train_step` takes.
     """
-    model.compile(optimizer, loss_of(model), metrics=list(metrics))
+    model.compile(
+        optimizer,
+        loss_of(model),
+        metrics=list(metrics),
+        jit_compile=jit_compile,
+    )
     return batches(model, x, y)
 
 
@@ -180,16 +188,17 @@ def step_of(model, dataset):
     return functools.partial(model.train_function, iter(dataset))
 
 
-def epoch_of(model, x, y):
+def epoch_of(model, x, y, steps):
     """Function that trains by `fit`, for an epoch of Poisson batches.
 
     A plain model takes shuffled batches of a fixed size. The epoch draws from
-    the batch, repeated until there are as many examples as it has steps for.
+    the batch, repeated once for each step.
 
     Args:
         model: compiled `keras.Model`, or a `tf_dpsub.PrivateModel`.
         x: structure of arrays, inputs of a batch of the expected size.
         y: array, labels.
+        steps: int, of an epoch.
 
     Returns:
         Function without arguments, which returns the seconds of a step in the
@@ -197,7 +206,7 @@ def epoch_of(model, x, y):
     """
     batch_size = len(y)
     x, y = keras.tree.map_structure(
-        lambda a: np.concatenate([a] * workloads.STEPS_OF_EPOCH), (x, y)
+        lambda a: np.concatenate([a] * steps), (x, y)
     )
 
     def epoch():
@@ -211,7 +220,7 @@ def epoch_of(model, x, y):
             verbose=0,
             callbacks=[clock],
         )
-        return clock.seconds / workloads.STEPS_OF_EPOCH
+        return clock.seconds / steps
 
     return epoch
 

@@ -41,6 +41,9 @@ _WORKLOADS = flags.DEFINE_list(
 _FRAMEWORKS = flags.DEFINE_list(
     "frameworks", None, "Which of them to measure; all, unless given."
 )
+_METHODS = flags.DEFINE_list(
+    "methods", None, "Which of them to measure; all, unless given."
+)
 _ROUNDS = flags.DEFINE_integer("rounds", 3, "Number of measurements of each.")
 _SECONDS = flags.DEFINE_float("seconds", 10.0, "Of steps, of each process.")
 _TIMEOUT = flags.DEFINE_float(
@@ -62,8 +65,8 @@ FRAMEWORKS = {
         None,
         "tf_dpsub",
         (
-            "plain", "graph", "graph_at_once", "vectorized_map", "pdpsgd",
-            "gep", "bgep", "rgp", "dp_powersgd",
+            "plain", "graph", "graph_at_once", "graph_compiled",
+            "vectorized_map", "pdpsgd", "gep", "bgep", "rgp", "dp_powersgd",
         ),
     ),
     "opacus": (".venv-opacus", "Opacus", ("plain", "hooks", "ghost")),
@@ -85,7 +88,16 @@ _COLOURS = {
 }
 
 
-def measure(workdir, names, frameworks, rounds, seconds, timeout, epochs=False):
+def measure(
+    workdir,
+    names,
+    frameworks,
+    rounds,
+    seconds,
+    timeout,
+    epochs=False,
+    methods=None,
+):
     """Runs the tasks that have not run yet.
 
     Args:
@@ -96,6 +108,7 @@ def measure(workdir, names, frameworks, rounds, seconds, timeout, epochs=False):
         seconds: float, of steps, of each process.
         timeout: float, seconds until a process answers.
         epochs: bool, whether whole epochs are timed. Defaults to False.
+        methods: list of strings; by default all of each framework.
 
     Returns:
         List of dicts, all runs so far.
@@ -110,6 +123,7 @@ def measure(workdir, names, frameworks, rounds, seconds, timeout, epochs=False):
         for name in names
         for f in frameworks
         for method in FRAMEWORKS[f][2]
+        if methods is None or method in methods
     ]
     hopeless = {_key(run)[1:] for run in runs if "ms" not in run}
     pending = [
@@ -493,7 +507,12 @@ def write(runs, workdir, command):
 def main(_):
     """Runs the command line, and returns the exit code."""
     frameworks = _FRAMEWORKS.value or list(FRAMEWORKS)
-    for names, flag in ((WORKLOADS, _WORKLOADS), (FRAMEWORKS, _FRAMEWORKS)):
+    methods = {m for _, _, own in FRAMEWORKS.values() for m in own}
+    for names, flag in (
+        (WORKLOADS, _WORKLOADS),
+        (FRAMEWORKS, _FRAMEWORKS),
+        (sorted(methods), _METHODS),
+    ):
         unknown = set(flag.value or ()) - set(names)
         if unknown:
             return (
@@ -511,6 +530,7 @@ def main(_):
             _SECONDS.value,
             _TIMEOUT.value,
             _EPOCHS.value,
+            _METHODS.value,
         )
     except _FailedError as error:
         return f"error: Expected steps of {OURS} to compare with: {error}"

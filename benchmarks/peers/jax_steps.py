@@ -390,9 +390,9 @@ def _built(name, method):
 
 def _built_epoch(name, method):
     update, state, *counts = _prepared(name, method)
-    size = workloads.WORKLOADS[name].batch
+    sizes = workloads.WORKLOADS[name]
     x, y = (
-        np.concatenate([part] * workloads.STEPS_OF_EPOCH)
+        np.concatenate([part] * sizes.steps_of_epoch)
         for part in workloads.data(name)
     )
     rng = np.random.default_rng(0)
@@ -400,7 +400,7 @@ def _built_epoch(name, method):
     def epoch():
         nonlocal state
         start = time.perf_counter()
-        for indices, is_padding in batches(len(x), size, method, rng):
+        for indices, is_padding in batches(len(x), sizes.batch, method, rng):
             padding = (
                 {} if method == "plain" else {"is_padding_example": is_padding}
             )

@@ -50,10 +50,9 @@ def built(workload, method):
 def built_epoch(workload, method):
     """Builds the epoch for `timing.main`."""
     model, x, y = _prepared(workload, method)
-    step = new_steps(
-        model, len(x), method, workloads.WORKLOADS[workload].one_logit
-    )
-    repeats = workloads.STEPS_OF_EPOCH
+    sizes = workloads.WORKLOADS[workload]
+    step = new_steps(model, len(x), method, sizes.one_logit)
+    repeats = sizes.steps_of_epoch
     loader = DataLoader(
         TensorDataset(*(torch.cat([part] * repeats) for part in (x, y))),
         batch_size=len(x),

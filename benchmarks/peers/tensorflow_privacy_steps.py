@@ -53,12 +53,12 @@ def built(workload, method):
 def built_epoch(workload, method):
     """Builds the epoch for `timing.main`."""
     model, x, y, *counts = _prepared(workload, method)
-    x, y = (np.concatenate([a] * workloads.STEPS_OF_EPOCH) for a in (x, y))
-    size = workloads.WORKLOADS[workload].batch
+    sizes = workloads.WORKLOADS[workload]
+    x, y = (np.concatenate([a] * sizes.steps_of_epoch) for a in (x, y))
 
     def epoch():
         clock = _Clock()
-        model.fit(x, y, batch_size=size, verbose=0, callbacks=[clock])
+        model.fit(x, y, batch_size=sizes.batch, verbose=0, callbacks=[clock])
         return clock.seconds
 
     return epoch, *counts

@@ -5,6 +5,8 @@
 - `plain`: Keras's own step.
 - `graph`: DP-SGD, gradients by a walk of the graph.
 - `graph_at_once`: the same, the batch in one microbatch.
+- `graph_compiled`: the same, compiled by XLA, which Keras's
+  `jit_compile="auto"` does with a GPU alone.
 - `vectorized_map`: DP-SGD, gradients by `tf.vectorized_map`.
 - `pdpsgd`: rank 50 of 100 public examples, at every step.
 - `gep`, `bgep`: the subspace of 2,000 public examples, at every tenth step;
@@ -29,6 +31,7 @@ METHODS = (
     "plain",
     "graph",
     "graph_at_once",
+    "graph_compiled",
     "vectorized_map",
     "pdpsgd",
     "gep",
@@ -65,8 +68,9 @@ def built_epoch(workload, method):
     """Builds the epoch for `timing.main`."""
     model, _, *counts = prepared(workload, method)
     _, x, y = steps.built(workload)
-    epoch = steps.epoch_of(model, x, y)
-    return lambda: workloads.STEPS_OF_EPOCH * epoch(), *counts
+    count = workloads.WORKLOADS[workload].steps_of_epoch
+    epoch = steps.epoch_of(model, x, y, count)
+    return lambda: count * epoch(), *counts
 
 
 def prepared(workload, method, **settings):
@@ -93,7 +97,14 @@ def prepared(workload, method, **settings):
             settings["microbatch_size"] = len(y)
         model = tf_dpsub.make_private(model)
         optimizer = _private(workload, method, optimizer, len(y), settings)
-    dataset = steps.prepared(model, x, y, optimizer, metrics=())
+    dataset = steps.prepared(
+        model,
+        x,
+        y,
+        optimizer,
+        metrics=(),
+        jit_compile=True if method == "graph_compiled" else "auto",
+    )
     return model, dataset, *counts
 
 
@@ -104,8 +115,8 @@ def _private(workload, method, inner, batch_size, settings):
         "batch_size": batch_size,
         **settings,
     }
-    if method in ("graph", "graph_at_once", "vectorized_map"):
-        implementation = method.removesuffix("_at_once")
+    if method == "vectorized_map" or method.startswith("graph"):
+        implementation = "graph" if method.startswith("graph") else method
         return tf_dpsub.optimizers.DPSGD(
             inner, per_example=implementation, **settings
         )

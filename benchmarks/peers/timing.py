@@ -38,7 +38,7 @@ def main(
             `NotImplementedError`, with the reason, for what the framework
             cannot do.
         built_epoch: as `built`, but for a function that makes the steps of a
-            whole epoch, `workloads.STEPS_OF_EPOCH` times the batch, on batches
+            whole epoch, `steps_of_epoch` times the batch, on batches
             that the library draws as users would; it returns their seconds.
         steps_per_call: function of a method, which returns the number of steps
             that its function makes. Defaults to `None`, one for all methods.
@@ -73,7 +73,8 @@ def main(
     count, fewest_of_all = 1, FEWEST
     if args.whole_epochs:
         # The first one has traced and compiled.
-        count, fewest_of_all = workloads.STEPS_OF_EPOCH, 1
+        count = workloads.WORKLOADS[args.workload].steps_of_epoch
+        fewest_of_all = 1
     else:
         warm_up(step)
         if steps_per_call is not None:

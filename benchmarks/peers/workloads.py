@@ -24,6 +24,9 @@ class Workload:
         classes: int; of a language model the vocabulary, at each token.
         one_logit: bool, whether two classes have one logit, the loss being
             binary cross-entropy.
+        steps_of_epoch: int, of an epoch that is timed as a whole: of so many
+            times the batch. It takes half a second at least, beside which what
+            a library does once an epoch counts little.
     """
 
     title: str
@@ -35,6 +38,7 @@ class Workload:
     vocabulary: int | None = None
     classes: int = 10
     one_logit: bool = False
+    steps_of_epoch: int = 20
 
     @property
     def is_language_model(self):
@@ -45,10 +49,6 @@ class Workload:
     def outputs(self):
         """Number of logits of an example, or of a token."""
         return 1 if self.one_logit else self.classes
-
-
-# Steps of an epoch that is timed as a whole: of so many times the batch.
-STEPS_OF_EPOCH = 20
 
 
 def _bert(batch, tokens, trained, what):
@@ -89,6 +89,7 @@ WORKLOADS = {
         image=(28, 28, 1),
         parameters=26_010,
         trained=26_010,
+        steps_of_epoch=200,
     ),
     "mlp": Workload(
         title="MLP 784-128-128-10, batch 250",
@@ -96,6 +97,7 @@ WORKLOADS = {
         image=(28, 28, 1),
         parameters=118_282,
         trained=118_282,
+        steps_of_epoch=200,
     ),
     "binary": Workload(
         title="MLP 784-128-128-1, a binary head, batch 250",
@@ -105,6 +107,7 @@ WORKLOADS = {
         one_logit=True,
         parameters=117_121,
         trained=117_121,
+        steps_of_epoch=200,
     ),
     "resnet20": Workload(
         title="ResNet-20 with GroupNorm, batch 256",

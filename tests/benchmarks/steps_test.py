@@ -1,5 +1,6 @@
 """Workloads of the benchmarks are the same in all frameworks."""
 
+import dataclasses
 import io
 import json
 import time
@@ -100,7 +101,7 @@ class TestProgram:
     def test_epochs(self, program):
         """They take their own time; the first one is not counted."""
         (result,), calls = program("--seconds=0", "--whole_epochs")
-        assert result["ms"] == [1e3 * 60 / workloads.STEPS_OF_EPOCH]
+        assert result["ms"] == [1e3 * 60 / workloads.WORKLOADS["cnn"].steps_of_epoch]
         assert calls == 2
 
 
@@ -112,6 +113,8 @@ def small():
 def test_times_of_fit(monkeypatch):
     """Poisson batches of an epoch, beside steps on a batch of fixed size."""
     monkeypatch.setattr(step_time, "built", lambda name: small())
+    sizes = dataclasses.replace(workloads.WORKLOADS["mlp"], steps_of_epoch=20)
+    monkeypatch.setitem(workloads.WORKLOADS, "small", sizes)
     monkeypatch.setattr(
         step_time,
         "measure_steps",
@@ -131,7 +134,7 @@ def test_times_of_fit(monkeypatch):
     monkeypatch.setattr(tf_dpsub.PrivateModel, "fit", fit)
     results = {"small": step_time.measure("small", 2, 2)}
     # One epoch is not timed.
-    assert drawn == [(6 * workloads.STEPS_OF_EPOCH, 6)] * 3
+    assert drawn == [(6 * 20, 6)] * 3
     ms = results["small"]["ms"]
     assert ms.keys() == {
         "plain",

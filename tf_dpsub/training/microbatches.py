@@ -2,20 +2,23 @@
 
 import math
 
+import numpy as np
 import tensorflow as tf
 from keras import tree
+from scipy import stats
 
 from tf_dpsub.primitives.clipping import LARGEST_MICROBATCH
 
-# What larger microbatches work on leaves the caches of a CPU...
-_ON_CPU = 64
-_ON_GPU = 512
-# ...unless weights and outputs of all layers are at most so many numbers for an
-# example: beginning with a microbatch would take longer than working on it.
+# What a microbatch costs beside its rows, in rows, where each row takes long: on
+# a CPU, a model with more weights and outputs of layers for an example.
 _FEW_NUMBERS = 2**17
+_START_BESIDE_LONG_ROWS = 3
+# What larger microbatches of such rows work on leaves the caches.
+_MOST_LONG_ROWS = 64
+_START = 128
 # The last rows of a batch, where it is no multiple of what instructions work on
 # at a time, may be rounded otherwise than all others.
-_AT_ONCE = 16
+_SIZES = (2, 4, 8, *range(16, LARGEST_MICROBATCH + 1, 16))
 
 
 def default_size(
@@ -23,9 +26,10 @@ def default_size(
 ) -> int:
     """The microbatch size of those who choose none.
 
-    A small model on a CPU works through the whole batch at once, or in a few
-    equal parts: there is room for what hardly any Poisson batch exceeds. It
-    changes speed and memory, never the result.
+    It is the size that works through Poisson batches in the shortest time,
+    rows that only pad them included. A small model takes hardly any batch in
+    more than one part; a large one on a CPU takes the expected batch in four
+    parts or so. It changes speed and memory, never the result.
 
     Args:
         model: `keras.Model` that is built.
@@ -37,15 +41,29 @@ def default_size(
     Returns:
         int, two at least: a batch of one has no axis to follow.
     """
-    if tf.config.list_logical_devices("GPU"):
-        return max(2, min(_ON_GPU // views, batch_size))
-    if _numbers(model) * views > _FEW_NUMBERS:
-        return max(2, min(_ON_CPU // views, batch_size))
-    expected = batch_size / replicas
-    most = expected + 3 * math.sqrt(expected)
-    parts = math.ceil(most / LARGEST_MICROBATCH)
-    size = math.ceil(most / parts)
-    return max(2, size if size < _AT_ONCE else -(-size // _AT_ONCE) * _AT_ONCE)
+    start, most = _START, LARGEST_MICROBATCH
+    is_on_gpu = tf.config.list_logical_devices("GPU")
+    if not is_on_gpu and _numbers(model) * views > _FEW_NUMBERS:
+        start, most = _START_BESIDE_LONG_ROWS, _MOST_LONG_ROWS
+    return min(
+        [size for size in _SIZES if size <= max(2, most // views)],
+        key=lambda size: (
+            expected_number(batch_size / replicas, size)
+            * (size + start / views)
+        ),
+    )
+
+
+def expected_number(expected_size: float, size: int) -> float:
+    """The number of microbatches that a Poisson batch takes, in the mean.
+
+    Args:
+        expected_size: float, of the batch.
+        size: int, the rows of a microbatch. An empty batch takes one.
+    """
+    most = stats.poisson.isf(1e-12, expected_size)
+    multiples = size * np.arange(1, math.ceil(most / size) + 1)
+    return 1 + stats.poisson.sf(multiples, expected_size).sum()
 
 
 def spec_of(spec, size: int):
