@@ -1,11 +1,15 @@
 """Time and memory of steps in a subspace: PDP-SGD and GEP.
 
-Four measurements, one a call, in one process each:
+Five measurements, one a call, in one process each:
 
 - `pdp`: a step of PDP-SGD (k = 50, m = 100, refreshed at every step) against
   one of DP-SGD, on the network of the PDP-SGD paper, batch 250.
 - `gep`: the parts of a step of GEP (k = 500, m = 2000, batch 1000) on the
   same network, against the floating-point operations that they need.
+- `refresh`: steps of GEP and B-GEP (k = 500, m = 2000, batch 250), of which a
+  tenth of a refresh is part, against one of DP-SGD, on the same network and
+  MNIST, with refreshes in float32 and in bfloat16; and the energy of the public
+  gradients that lies in the basis then.
 - `resnet20`: peak memory of steps of GEP (k = 1000, m = 2000, batch 1000) on
   ResNet-20 in five groups.
 - `pairs`: steps of PDP-SGD and GEP in a `KroneckerSubspace` against one of
@@ -15,6 +19,7 @@ Four measurements, one a call, in one process each:
 """
 
 import functools
+import itertools
 import json
 import multiprocessing
 import resource
@@ -34,7 +39,7 @@ from tf_dpsub.subspaces import eigenspaces
 _MEASUREMENT = flags.DEFINE_enum(
     "measurement",
     "pdp",
-    ["pdp", "gep", "resnet20", "pairs"],
+    ["pdp", "gep", "refresh", "resnet20", "pairs"],
     "What to measure.",
 )
 _MODEL = flags.DEFINE_enum(
@@ -196,6 +201,82 @@ def gep(repeats):
     } | {"GFLOP of one pass of Cholesky QR": 4 * squares / 1e9}
 
 
+def refresh(blocks):
+    """Ratios of steps to DP-SGD's, by the type of a refresh."""
+    data = tf_dpsub.data.load("mnist", private=250, seed=0)
+    public = tf_dpsub.data.load("mnist", private=2000, seed=1)
+    models, steps = {}, {}
+    for name, dtype in [
+        ("DP-SGD", None),
+        *itertools.product(("GEP", "B-GEP"), ("float32", "bfloat16")),
+    ]:
+        residual = name == "GEP"
+        settings = {"l2_norm_clip": 1.0, "noise_multiplier": 1.0}
+        make = tf_dpsub.optimizers.DPSGD
+        if dtype is not None:
+            make = tf_dpsub.optimizers.GEP
+            settings |= {"residual": residual}
+            settings |= {"residual_norm_clip": 0.2} if residual else {}
+            settings["subspace"] = tf_dpsub.subspaces.PublicSubspace(
+                public.x_train,
+                public.y_train,
+                rank=500,
+                groups="layers",
+                update_every=_UPDATE_EVERY,
+                refresh_dtype=dtype,
+                # Rows may be drawn for both.
+                allow_private=True,
+            )
+        key = name if dtype is None else f"{name}, {dtype}"
+        models[key] = tf_dpsub.make_private(tf_dpsub.models.mnist_cnn())
+        steps[key] = timed.step(
+            models[key],
+            data.x_train,
+            data.y_train,
+            make(keras.optimizers.SGD(0.01), batch_size=250, **settings),
+            metrics=(),
+        )
+    times = {key: [] for key in steps}
+    for block in range(blocks + 2):
+        for key, step in steps.items():
+            start = time.perf_counter()
+            for _ in range(_UPDATE_EVERY):
+                logs = step()
+            float(logs["loss"])
+            if block > 1:  # the first ones trace, and allocate
+                times[key].append(time.perf_counter() - start)
+    base = np.array(times["DP-SGD"])
+    return {
+        key: {
+            "ratio": statistics.median(np.array(seconds) / base),
+            "energy": _share_of_energy(models[key]),
+        }
+        for key, seconds in times.items()
+        if key != "DP-SGD"
+    }
+
+
+def _share_of_energy(model):
+    """The share of the energy of public gradients that a basis holds."""
+    subspace = model.optimizer.subspace
+    gradients = subspace._gradients
+    batch = gradients.draw(tf.constant([0, 0], tf.int64))
+    moments = eigenspaces.SecondMoments(gradients, batch, subspace.groups)
+    bases = [[tf.identity(b) for b in blocks] for blocks in subspace._blocks]
+
+    @tf.function(autograph=False)
+    def energies():
+        total = gradients.fold_gradients(
+            batch,
+            lambda _, g, total: total + tf.reduce_sum(g.sq_norms()),
+            0.0,
+        )
+        held = tf.add_n([tf.reduce_sum(e) for e in moments.energies(bases)])
+        return held / total
+
+    return float(energies())
+
+
 def _milliseconds(function, repeats):
     compiled = tf.function(function, autograph=False)
     compiled()
@@ -345,6 +426,7 @@ def main(_):
     measure = {
         "pdp": pdp,
         "gep": gep,
+        "refresh": refresh,
         "resnet20": resnet20,
         "pairs": memory_of_pairs if _MEMORY.value else pairs,
     }

@@ -70,6 +70,24 @@ class TestBasis:
         assert basis.shape == (PARAMETERS, RANK)
         assert largest_sine(basis, top_eigenspace(ROWS, RANK)) < ROUNDING
 
+    @pytest.mark.parametrize("method", ["power", "lanczos"])
+    def test_products_of_a_refresh_may_be_narrow(self, method):
+        """What they span is that of rounded rows, and still orthonormal."""
+        bases = []
+        for dtype in ("float32", "bfloat16"):
+            subspace = PublicSubspace(
+                ROWS,
+                ONES,
+                rank=RANK,
+                method=method,
+                iterations=2,
+                refresh_dtype=dtype,
+                seed=0,
+            )
+            bases.append(refreshed(subspace))
+            check_orthonormal(bases[-1])
+        assert 1e-4 < largest_sine(*bases) < 2.0**-6
+
     def test_each_group_has_a_block_of_its_own(self):
         subspace = PublicSubspace(
             ROWS, ONES, rank=5, groups="layers", method="gram"
@@ -413,6 +431,11 @@ class TestArguments:
             ({"rank": "auto", "max_rank": 0}, "rank >= 1"),
             ({"max_rank": 5}, "max_rank=None unless rank='auto', got 5"),
             ({"method": "svd"}, "method to be one of .*'power'.*got 'svd'"),
+            ({"refresh_dtype": "float16"}, "refresh_dtype to be one of"),
+            (
+                {"refresh_dtype": "bfloat16", "method": "gram"},
+                "refresh_dtype='float32' with method='gram'",
+            ),
             ({"iterations": 0}, "iterations >= 1 .int., got 0"),
             ({"update_every": 0}, "update_every >= 1 .int., got 0"),
             ({"update_every": 1.5}, "update_every >= 1"),
@@ -483,6 +506,7 @@ CONFIGS = {
             "groups": [["part0"], ["part1"]],
             "method": "lanczos",
             "iterations": 2,
+            "refresh_dtype": "bfloat16",
             "update_every": 5,
             "allow_private": True,
         },

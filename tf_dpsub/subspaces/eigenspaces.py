@@ -25,10 +25,12 @@ class SecondMoments:
         gradients: `PublicGradients`.
         batch: what its `draw` returned.
         groups: list of `Group`.
+        dtype: string, of the products that `times` takes. Defaults to
+            `"float32"`.
     """
 
-    def __init__(self, gradients, batch, groups: list):
-        self._groups = groups
+    def __init__(self, gradients, batch, groups: list, dtype: str = "float32"):
+        self._groups, self._dtype = groups, dtype
         self._chunks, self._chunk_size = batch["real"].shape
         self._only = None
         if self._chunks == 1:
@@ -48,18 +50,27 @@ class SecondMoments:
             bases: list over groups of lists of blocks.
 
         Returns:
-            The same structure.
+            The same structure, of float32 tensors.
         """
 
+        def cast(structure, dtype):
+            return tf.nest.map_structure(
+                lambda t: tf.cast(t, dtype), structure
+            )
+
         def product(rows, basis):
+            rows = cast(rows, self._dtype)
             coordinates = linear_algebra.multiply(rows, basis)
             return [combine_rows(coordinates, block) for block in rows]
+
+        narrow = cast(bases, self._dtype)
 
         def add(_, rows, totals):
             products = [
                 product(rows.of(group), basis)
-                for group, basis in zip(self._groups, bases)
+                for group, basis in zip(self._groups, narrow)
             ]
+            products = cast(products, tf.float32)
             return tf.nest.map_structure(tf.add, totals, products)
 
         return self._fold(add, _zeros_like(bases))
