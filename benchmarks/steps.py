@@ -125,9 +125,7 @@ def step(model, x, y, optimizer, metrics=("accuracy",)):
     return step_of(model, prepared(model, x, y, optimizer, metrics))
 
 
-def prepared(
-    model, x, y, optimizer, metrics=("accuracy",), jit_compile="auto"
-):
+def prepared(model, x, y, optimizer, metrics=("accuracy",), jit_compile="auto"):
     """Makes a model ready to train on one batch in memory.
 
     Args:

@@ -101,7 +101,9 @@ class TestProgram:
     def test_epochs(self, program):
         """They take their own time; the first one is not counted."""
         (result,), calls = program("--seconds=0", "--whole_epochs")
-        assert result["ms"] == [1e3 * 60 / workloads.WORKLOADS["cnn"].steps_of_epoch]
+        assert result["ms"] == [
+            1e3 * 60 / workloads.WORKLOADS["cnn"].steps_of_epoch
+        ]
         assert calls == 2
 
 

@@ -83,6 +83,19 @@ class PerExampleGradients(abc.ABC):
             Float32 tensor of shape `[batch, *variable.shape]`.
         """
 
+    def factors(self, variable, matrix: KernelMatrix):
+        """Vectors whose outer products add up to the rows of a variable.
+
+        Args:
+            variable: one of `variables`.
+            matrix: `KernelMatrix`, how it is one.
+
+        Returns:
+            Float32 tensors of shapes `[batch, t, inputs]` and
+            `[batch, t, outputs]`; None where rows are not known as such sums.
+        """
+        return None
+
     def two_sided_products(self, variable, matrix: KernelMatrix, left, right):
         """`left^T G_i right`, with row i of a variable as a matrix `G_i`.
 

@@ -1,5 +1,7 @@
 """Arithmetic on tensors whose axis 0 is the batch."""
 
+import math
+
 import tensorflow as tf
 
 from tf_dpsub.gradients import precision
@@ -31,6 +33,67 @@ def any_nonzero(tensors):
     axes = [list(range(1, t.shape.rank)) for t in tensors]
     flags = [tf.reduce_any(t != 0, axis=a) for t, a in zip(tensors, axes)]
     return tf.reduce_any(tf.stack(flags), axis=0)
+
+
+def sum_of_products(c, left, right):
+    """Sum of `c[i]` times the outer products of row i.
+
+    Formal guarantees: no more products are added up in float32 than
+    `precision.rows_at_a_time` says; from there on sums are float64.
+
+    Args:
+        c: float32 or float64 tensor of shape `[batch]`.
+        left: tensor of shape `[batch, ..., t, k]`.
+        right: tensor of shape `[batch, ..., t, n]`: of each row, t products
+            `left[i, ..., t] outer right[i, ..., t]` are added up.
+
+    Returns:
+        Tensor of shape `[..., k, n]`, of the type of `c`, or float64.
+    """
+    left, right = (tf.cast(f, c.dtype) for f in (left, right))
+    scales_left = left.shape[-1] < right.shape[-1]
+    if scales_left:
+        left = scale_rows(c, left)
+    else:
+        right = scale_rows(c, right)
+    short = (not scales_left, scales_left)
+    batch_size, rows = left.shape[0], left.shape[0]
+    if c.dtype == tf.float32:
+        rows = min(rows, precision.rows_at_a_time(left.shape[-2]))
+    if rows == batch_size:
+        return _sum_of_all(left, right, short)
+    shape = [*left.shape[1:-2], left.shape[-1], right.shape[-1]]
+    return tf.foldl(
+        lambda total, part: (
+            total + tf.cast(_sum_of_all(*part, short), tf.float64)
+        ),
+        tuple(_in_parts(f, rows) for f in (left, right)),
+        tf.zeros(shape, tf.float64),
+        parallel_iterations=1,
+    )
+
+
+def _sum_of_all(left, right, short):
+    left, right = map(_merge_terms, (left, right))
+    return precision.matmul(left, right, transpose_a=True, short=short)
+
+
+def _merge_terms(factor):
+    """`[..., rows and terms, k]` of `[rows, ..., terms, k]`."""
+    rows, *groups, count, size = factor.shape
+    if math.prod(groups) > 1:
+        last = factor.shape.rank - 1
+        factor = tf.transpose(factor, [*range(1, last - 1), 0, last - 1, last])
+    return reshape(factor, [*groups, rows * count, size])
+
+
+def _in_parts(factor, rows):
+    """`[parts, rows, ...]` of `[batch, ...]`; the last part ends in zeros."""
+    missing = -factor.shape[0] % rows
+    if missing:
+        paddings = [[0, missing]] + [[0, 0]] * (factor.shape.rank - 1)
+        factor = tf.pad(factor, paddings)
+    return tf.reshape(factor, [-1, rows, *factor.shape[1:]])
 
 
 def inner_products(x, others=None):

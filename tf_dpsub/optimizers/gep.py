@@ -14,7 +14,7 @@ from tf_dpsub.optimizers.subspace_optimizer import SubspaceOptimizer
 from tf_dpsub.primitives.clipping import (
     clip_factors,
     clipped_row_sum,
-    weighted_row_sum,
+    sum_factors,
     weighted_sum,
 )
 from tf_dpsub.primitives.release import Release, check_privacy
@@ -180,18 +180,20 @@ class GEP(SubspaceOptimizer):
             return sums
         # What the residual lacks is the embedding without scales.
         sq_norms = tf.reduce_sum(tf.square(embeddings), 1)
-        factors = keep * self._residual_factors(
-            _sq_residuals(gradients.sq_norm_bounds(), sq_norms)
-        )
-        # In float64: a residual is the difference of sums that may be as large
-        # as 32 clips of each row, and rounding in float32 would exceed the
-        # clip.
-        sums.append(weighted_row_sum(factors, embeddings))
+        residuals = self.subspace.residuals(gradients, embeddings)
+        sq_norms = _sq_residuals(gradients.sq_norm_bounds(), sq_norms)
+        if residuals.adds_in_float32:
+            factors = sum_factors(
+                keep,
+                sq_norms + residuals.sq_margins,
+                self.residual_norm_clip,
+                self.batch_size,
+                self.clipping_rule,
+            )
+        else:
+            factors = keep * self._residual_factors(sq_norms)
         return sums + weighted_sum(
-            gradients,
-            tf.cast(factors, tf.float64),
-            self.residual_norm_clip,
-            self.clipping_rule,
+            residuals, factors, self.residual_norm_clip, self.clipping_rule
         )
 
     def _residual_factors(self, sq_norms):

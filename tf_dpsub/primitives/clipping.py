@@ -191,16 +191,33 @@ def clipped_sum(
     Returns:
         List of float32 or float64 tensors; of float64 ones for a large batch.
     """
-    is_large = batch_size > _LARGEST_FLOAT32_BATCH
-    factors = keep * clip_factors(
+    factors = sum_factors(
+        keep,
         gradients.sq_norm_bounds(variables),
         l2_norm_clip,
-        1 if is_large else batch_size,
+        batch_size,
         clipping,
     )
-    if is_large:
-        factors = tf.cast(factors, tf.float64)
     return weighted_sum(gradients, factors, l2_norm_clip, clipping, variables)
+
+
+def sum_factors(
+    keep, sq_norm_bounds, l2_norm_clip, batch_size: int, clipping: Clipping
+):
+    """Factors for sums in float32, or in float64 for a large batch.
+
+    Args:
+        keep, batch_size, clipping: as for `clipped_sum`.
+        sq_norm_bounds, l2_norm_clip: as for `clip_factors`.
+
+    Returns:
+        Float32 tensor of shape `[batch]`; float64 for a large batch.
+    """
+    is_large = batch_size > _LARGEST_FLOAT32_BATCH
+    factors = keep * clip_factors(
+        sq_norm_bounds, l2_norm_clip, 1 if is_large else batch_size, clipping
+    )
+    return tf.cast(factors, tf.float64) if is_large else factors
 
 
 def weighted_sum(

@@ -1,9 +1,10 @@
 """Orthonormal bases at work: between weights and coordinates.
 
 How a basis is found, and when, is the subspace's: here it is applied. A basis
-has three methods: `project` gives the coordinates of per-example gradients,
-`[batch, rank]`, `coordinates` those of one vector in the space of weights, and
-`lift` the vector that has given coordinates.
+has four methods: `project` gives the coordinates of per-example gradients,
+`[batch, rank]`, `coordinates` those of one vector in the space of weights,
+`lift` the vector that has given coordinates, and `residuals` what of gradients
+that is not.
 """
 
 import math
@@ -13,6 +14,7 @@ import tensorflow as tf
 from tf_dpsub.gradients import precision
 from tf_dpsub.primitives.public_state import public_variable
 from tf_dpsub.subspaces import linear_algebra
+from tf_dpsub.subspaces.residuals import Residuals
 
 
 class StoredBasis:
@@ -55,6 +57,9 @@ class StoredBasis:
         ]
         return tf.concat(parts, 1)[0]
 
+    def residuals(self, gradients, coordinates, mask=None):
+        return Residuals(gradients, coordinates)
+
     def lift(self, coordinates) -> list:
         tensors = [None] * len(self.shapes)
         parts = tf.split(coordinates, self.ranks)
@@ -80,6 +85,9 @@ class MaskedBasis:
 
     def project(self, gradients):
         return self._basis.project(gradients) * self._mask
+
+    def residuals(self, gradients, coordinates):
+        return self._basis.residuals(gradients, coordinates, self._mask)
 
     def coordinates(self, tensors):
         coordinates = self._basis.coordinates(tensors)

@@ -54,9 +54,7 @@ class SecondMoments:
         """
 
         def cast(structure, dtype):
-            return tf.nest.map_structure(
-                lambda t: tf.cast(t, dtype), structure
-            )
+            return tf.nest.map_structure(lambda t: tf.cast(t, dtype), structure)
 
         def product(rows, basis):
             rows = cast(rows, self._dtype)

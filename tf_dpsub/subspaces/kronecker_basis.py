@@ -13,6 +13,7 @@ import tensorflow as tf
 from tf_dpsub.gradients import precision
 from tf_dpsub.subspaces import linear_algebra
 from tf_dpsub.subspaces.carrier_bases import orthonormal
+from tf_dpsub.subspaces.residuals import KroneckerResiduals, Residuals
 
 
 class KroneckerBasis:
@@ -191,6 +192,53 @@ class KroneckerBasis:
     def project(self, gradients):
         products = self.products(gradients, *self.values)
         return tf.gather(products, self.chosen, axis=1)
+
+    def residuals(self, gradients, coordinates, mask=None):
+        """Residuals, those of kernels with known vectors free of the basis.
+
+        Args:
+            gradients, coordinates: as for `residuals.Residuals`.
+            mask: float32 tensor of shape `[rank]`, 1 for directions in use.
+                Defaults to `None`, all.
+        """
+        factors = {}
+        if not precision.narrowed():
+            for k in self.kernels:
+                found = gradients.factors(
+                    gradients.variables[k], self._matrices[k]
+                )
+                if found is not None:
+                    factors[k] = found
+        if not factors:
+            return Residuals(gradients, coordinates)
+        used = tf.ones_like(self.chosen, tf.float32) if mask is None else mask
+        chosen = tf.split(
+            tf.scatter_nd(
+                self.chosen[:, None],
+                tf.cast(used, tf.float32),
+                tf.constant([self.candidates], tf.int64),
+            ),
+            self._sizes,
+        )
+        sides, _ = self.values
+        kernels, is_other = {}, [tf.ones([size]) for size in self._sizes]
+        for i, (k, shape, pair) in enumerate(
+            zip(self.kernels, self._core_shapes, sides)
+        ):
+            if k in factors:
+                is_other[i] = tf.zeros_like(is_other[i])
+                kernels[k] = (
+                    *factors[k],
+                    *pair,
+                    tf.reshape(chosen[i], shape),
+                )
+        return KroneckerResiduals(
+            gradients,
+            coordinates,
+            kernels,
+            self._matrices,
+            tf.gather(tf.concat(is_other, 0), self.chosen),
+        )
 
     def coordinates(self, tensors):
         dtype = tensors[0].dtype

@@ -9,6 +9,7 @@ from tf_dpsub.gradients import precision
 from tf_dpsub.primitives.public_state import public_variable
 from tf_dpsub.subspaces import linear_algebra
 from tf_dpsub.subspaces.basis import StoredBasis
+from tf_dpsub.subspaces.residuals import Residuals
 
 # Numbers drawn at a time.
 _DRAWN = 2**22
@@ -90,6 +91,9 @@ class RedrawnBasis:
         return self._coordinates_of(lambda k: tf.reshape(tensors[k], [1, -1]))[
             0
         ]
+
+    def residuals(self, gradients, coordinates):
+        return Residuals(gradients, coordinates)
 
     def lift(self, coordinates):
         tensors = [None] * len(self.shapes)

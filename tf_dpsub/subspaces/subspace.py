@@ -201,6 +201,18 @@ class Subspace(PublicState, abc.ABC):
         """
         return self._basis.lift(coordinates)
 
+    def residuals(self, gradients, coordinates):
+        """What per-example gradients are outside of the subspace.
+
+        Args:
+            gradients: `tf_dpsub.gradients.PerExampleGradients`.
+            coordinates: float32 tensor of shape `[batch, rank]`, theirs.
+
+        Returns:
+            `tf_dpsub.subspaces.residuals.Residuals`.
+        """
+        return self._basis.residuals(gradients, coordinates)
+
     @classmethod
     def from_config(cls, config):
         return cls(**config)

@@ -475,6 +475,14 @@ class GraphGradients(PerExampleGradients):
             return None
         return pairs if matrix.keeps_order else [pair[::-1] for pair in pairs]
 
+    def factors(self, variable, matrix):
+        pairs = self._pairs_of_terms(variable, matrix)
+        if pairs is None or len(pairs) > 1:
+            return None
+        if not all(isinstance(side, terms.Dense) for side in pairs[0]):
+            return None
+        return tuple(side.vectors for side in pairs[0])
+
     def two_sided_products(self, variable, matrix, left, right):
         pairs = self._pairs_of_terms(variable, matrix)
         if pairs is None:

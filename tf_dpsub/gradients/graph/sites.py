@@ -27,6 +27,7 @@ from tf_dpsub.gradients.rows import (
     inner_products,
     reshape,
     scale_rows,
+    sum_of_products,
     sum_squares,
 )
 from tf_dpsub.gradients.tracing import traced_by_shape
@@ -355,30 +356,7 @@ class OuterProducts(Site):
         return reshape(_transpose(rows, order), [self.batch_size, *self.shape])
 
     def weighted_sum(self, c):
-        left, right = (tf.cast(f, c.dtype) for f in self.factors)
-        scales_left = self.left_size < self.right_size
-        if scales_left:
-            left = scale_rows(c, left)
-        else:
-            right = scale_rows(c, right)
-        short = (not scales_left, scales_left)
-        rows = self.batch_size
-        if c.dtype == tf.float32:
-            rows = min(rows, precision.rows_at_a_time(self.terms))
-        if rows == self.batch_size:
-            total = self._total(left, right, short)
-        else:
-            total = tf.foldl(
-                lambda total, part: (
-                    total + tf.cast(self._total(*part, short), tf.float64)
-                ),
-                tuple(_in_parts(f, rows) for f in (left, right)),
-                tf.zeros(
-                    [self.groups, self.left_size, self.right_size], tf.float64
-                ),
-                parallel_iterations=1,
-            )
-        total = reshape(total, self._parts)
+        total = reshape(sum_of_products(c, *self.factors), self._parts)
         return reshape(_transpose(total, self._order), self.shape)
 
     def combinations(self, weights):
@@ -397,30 +375,6 @@ class OuterProducts(Site):
             left, right, transpose_a=True, short=(True, False)
         )
         return tf.reshape(total, [-1, count])
-
-    def _total(self, left, right, short):
-        """Sum of the products of all terms of some rows, `[groups, k, n]`."""
-        return precision.matmul(
-            self._merge_terms(left),
-            self._merge_terms(right),
-            transpose_a=True,
-            short=short,
-        )
-
-    def _merge_terms(self, factor):
-        shape = [self.groups, factor.shape[0] * self.terms, factor.shape[3]]
-        if self.groups > 1:
-            factor = tf.transpose(factor, [1, 0, 2, 3])
-        return reshape(factor, shape)
-
-
-def _in_parts(factor, rows):
-    """`[parts, rows, ...]` of `[batch, ...]`; the last part ends in zeros."""
-    missing = -factor.shape[0] % rows
-    if missing:
-        paddings = [[0, missing]] + [[0, 0]] * (factor.shape.rank - 1)
-        factor = tf.pad(factor, paddings)
-    return tf.reshape(factor, [-1, rows, *factor.shape[1:]])
 
 
 def _products(left, right):
