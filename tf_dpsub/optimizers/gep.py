@@ -51,7 +51,8 @@ class GEP(SubspaceOptimizer):
     `sqrt(sigma0^-2 + sigma1^-2)`: a step is accounted for by one Gaussian event
     of multiplier `(sigma0^-2 + sigma1^-2)^(-1/2)`, under the sampling that
     drew the batch, and not by two. `||r_i||^2 = ||g_i||^2 - ||w_i||^2`, and
-    the sum of residuals is a difference of sums: residual rows are never
+    the sum of residuals is a difference of sums, or one of vectors without
+    what lies in the subspace: `subspaces.residuals`. Residual rows are never
     formed. Both rest on `||V^T V - I|| <= 2^-13`, and on the margin of
     `2^-10 ||g_i||^2` that is added. Scales are public float32 numbers: the
     norm of `s w_i` is that of the products in the sum, rounding included, and
