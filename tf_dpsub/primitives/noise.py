@@ -16,6 +16,8 @@ from tf_dpsub.primitives import grid, threefry
 COMPILED = 2**14
 PIECE = 2**16
 PIECES_MULTIPLE = 2**12
+# From so many pieces on they have PIECE numbers, whatever is left of the last.
+_MANY_PIECES = 8
 # Of which a compiled program keeps all numbers, not the rule.
 _LONGEST_RANGE = 2**12
 
@@ -182,7 +184,9 @@ def _noisy_in_pieces(noise, key, vector, dtype):
     """The noisy vector, in pieces that XLA has compiled for a CPU."""
     count = vector.shape[0]
     pieces = -(-count // PIECE)
-    size = -(-count // (pieces * PIECES_MULTIPLE)) * PIECES_MULTIPLE
+    size = PIECE
+    if pieces < _MANY_PIECES:
+        size = -(-count // (pieces * PIECES_MULTIPLE)) * PIECES_MULTIPLE
     keys = tf.random.experimental.stateless_split(key, pieces)
     if pieces * size > count:
         vector = tf.pad(vector, [[0, pieces * size - count]])

@@ -6,6 +6,8 @@ import itertools
 
 import tensorflow as tf
 from keras import tree
+from tensorflow.core.protobuf import config_pb2
+from tensorflow.python.eager import context
 
 from tf_dpsub.gradients.tracing import one_stack
 from tf_dpsub.training import requirements
@@ -104,4 +106,41 @@ def _on_replicas(model, step):
 
     if model.run_eagerly:
         return run
-    return tf.function(run, autograph=False)
+    traced = tf.function(run, autograph=False)
+
+    def run_traced(data):
+        with _optimized_once():
+            return traced(data)
+
+    return run_traced
+
+
+@contextlib.contextmanager
+def _optimized_once():
+    """A context in which TensorFlow optimizes a new graph once, not twice.
+
+    The second time takes almost as long, and finds hardly anything. Who has
+    asked for a number of times gets it.
+    """
+    runtime = context.context()
+    options = runtime.function_call_options
+    own = context.FunctionCallOptions(
+        options.executor_type, _with_one_pass(options.config_proto_serialized)
+    )
+    runtime.function_call_options = own
+    try:
+        yield
+    finally:
+        # Code that was traced may have set other ones.
+        if runtime.function_call_options is own:
+            runtime.function_call_options = options
+
+
+@functools.lru_cache(maxsize=16)
+def _with_one_pass(serialized):
+    """The `ConfigProto` of a serialized one, with one pass for the default."""
+    config = config_pb2.ConfigProto.FromString(serialized)
+    rewrites = config.graph_options.rewrite_options
+    if rewrites.meta_optimizer_iterations == rewrites.DEFAULT_NUM_ITERS:
+        rewrites.meta_optimizer_iterations = rewrites.ONE
+    return config
