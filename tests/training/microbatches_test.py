@@ -100,7 +100,7 @@ def test_a_gpu_takes_many(monkeypatch):
     monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: [kind])
     for model in (small(), LARGE["weights"]()):
         assert microbatches.default_size(model, 1000) == 512
-        # Rather some rows of padding than a second pass for half of all batches.
+        # Rather rows of padding than a second pass for half of all batches.
         assert microbatches.default_size(model, 250) == 288
 
 

@@ -108,7 +108,7 @@ class KroneckerResiduals:
 
 
 def _sum_of_kernel(c, x, d, left, right, chosen):
-    """Sum of `c[i]` times the residual of row i, float64 `[inputs, outputs]`."""
+    """Sum of `c[i]` times residual i, float64 `[inputs, outputs]`."""
     inner = _dot(x, left), _dot(d, right)  # [batch, t, r], [batch, t, s]
     outside = sum_of_products(c, x - _dot(inner[0], left, True), d)
     beside = sum_of_products(c, inner[0], d - _dot(inner[1], right, True))
@@ -122,7 +122,7 @@ def _sum_of_kernel(c, x, d, left, right, chosen):
 
 
 def _dot(vectors, basis, transpose_b=False):
-    """Products of vectors `[batch, t, n]` and a matrix of n rows, or columns."""
+    """Products of vectors `[batch, t, n]` and a matrix of n rows or columns."""
     products = precision.matmul(
         tf.reshape(vectors, [-1, vectors.shape[2]]),
         basis,

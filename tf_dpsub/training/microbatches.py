@@ -9,8 +9,8 @@ from scipy import stats
 
 from tf_dpsub.primitives.clipping import LARGEST_MICROBATCH
 
-# What a microbatch costs beside its rows, in rows, where each row takes long: on
-# a CPU, a model with more weights and outputs of layers for an example.
+# What a microbatch costs beside its rows, in rows, where each row takes long:
+# on a CPU, a model with more weights and outputs of layers for an example.
 _FEW_NUMBERS = 2**17
 _START_BESIDE_LONG_ROWS = 3
 # What larger microbatches of such rows work on leaves the caches.
@@ -62,8 +62,8 @@ def expected_number(expected_size: float, size: int) -> float:
         size: int, the rows of a microbatch. An empty batch takes one.
     """
     most = stats.poisson.isf(1e-12, expected_size)
-    multiples = size * np.arange(1, math.ceil(most / size) + 1)
-    return 1 + stats.poisson.sf(multiples, expected_size).sum()
+    multiples = [size * k for k in range(1, math.ceil(most / size) + 1)]
+    return 1 + float(np.sum(stats.poisson.sf(multiples, expected_size)))
 
 
 def spec_of(spec, size: int):
