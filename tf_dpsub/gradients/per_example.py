@@ -33,9 +33,14 @@ class PerExampleGradients(abc.ABC):
     Attributes:
         variables: list of the variables, in the order of all results.
         batch_size: int, number of rows.
+        merged_terms: int, the most terms of a row that `weighted_sum` adds up
+            in float32 together with those of other rows; 1 where rows are
+            formed before.
         valid: bool tensor of shape `[batch]`, false where a row is not finite
             or too large to be squared in float32.
     """
+
+    merged_terms = 1
 
     def __init__(self, variables, batch_size):
         self.variables = list(variables)
@@ -62,6 +67,19 @@ class PerExampleGradients(abc.ABC):
         Returns:
             Float32 tensor of shape `[batch]`, finite, zero where not `valid`.
         """
+
+    def sq_levels(self, variables: list | None = None):
+        """Bounds of squared norms of sums of some terms of a row, of any.
+
+        Args:
+            variables: list, the variables that count. Defaults to all.
+
+        Returns:
+            Float32 tensor of shape `[batch]`, of terms that are added up with
+            those of other rows: where there are fewer than `merged_terms`, in
+            proportion to the square of their number.
+        """
+        return tf.zeros([self.batch_size])
 
     @abc.abstractmethod
     def nonzero(self):

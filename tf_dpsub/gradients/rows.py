@@ -73,6 +73,47 @@ def sum_of_products(c, left, right):
     )
 
 
+# Numbers of rows that are formed at a time.
+_FORMED_AT_A_TIME = 2**23
+
+
+def sum_of_formed_rows(c, left, right):
+    """As `sum_of_products`, of rows that are formed before they are added up.
+
+    Formal guarantees: rounding of a row does not depend on others.
+
+    Args:
+        c: float32 tensor of shape `[batch]`.
+        left, right: as for `sum_of_products`.
+
+    Returns:
+        Float32 tensor, or float64 where not all rows are formed at once.
+    """
+    size = math.prod(left.shape[1:-2]) * left.shape[-1] * right.shape[-1]
+    batch_size = left.shape[0]
+    rows = max(1, min(batch_size, _FORMED_AT_A_TIME // size))
+
+    def total(c, left, right):
+        formed = precision.matmul(
+            left, right, transpose_a=True, short=(True, True)
+        )
+        formed = reshape(formed, [formed.shape[0], size])
+        formed = tf.cast(formed, tf.float32)
+        sums = precision.matmul(c[None], formed, short=(False, False))
+        return tf.reshape(sums, [*left.shape[1:-2], left.shape[-1], -1])
+
+    if rows == batch_size:
+        return total(c, left, right)
+    parts = tuple(_in_parts(f, rows) for f in (c, left, right))
+    shape = [*left.shape[1:-2], left.shape[-1], right.shape[-1]]
+    return tf.foldl(
+        lambda sums, part: sums + tf.cast(total(*part), tf.float64),
+        parts,
+        tf.zeros(shape, tf.float64),
+        parallel_iterations=1,
+    )
+
+
 def _sum_of_all(left, right, short):
     left, right = map(_merge_terms, (left, right))
     return precision.matmul(left, right, transpose_a=True, short=short)

@@ -185,14 +185,15 @@ class GEP(SubspaceOptimizer):
         sq_norms = _sq_residuals(gradients.sq_norm_bounds(), sq_norms)
         if residuals.adds_in_float32:
             factors = sum_factors(
-                keep,
+                gradients,
                 sq_norms + residuals.sq_margins,
                 self.residual_norm_clip,
                 self.batch_size,
                 self.clipping_rule,
             )
         else:
-            factors = keep * self._residual_factors(sq_norms)
+            factors = self._residual_factors(sq_norms)
+        factors *= tf.cast(keep, factors.dtype)
         return sums + weighted_sum(
             residuals, factors, self.residual_norm_clip, self.clipping_rule
         )

@@ -18,6 +18,8 @@ _ROWS = 128
 LARGEST_MICROBATCH = 512
 # Larger batches are summed in float64.
 _LARGEST_FLOAT32_BATCH = 4096
+# So are rows of so many terms that more of the clip would be left for these.
+_LARGEST_ROOM = 2.0**-5
 
 RULES = ("flat", "automatic", "unit_norm")
 _STABILITY = 0.01
@@ -47,17 +49,15 @@ def largest_draw(batch_size):
     return batch_size + 6 * math.sqrt(batch_size)
 
 
-def largest_batch(batch_size: int, microbatch_size: int):
+def largest_batch(batch_size: int):
     """The largest batch for whose rounding clipping leaves room, an int.
 
     Args:
         batch_size: int, the expected number of rows.
-        microbatch_size: int, the number of rows added up at a time.
     """
     if batch_size > _LARGEST_FLOAT32_BATCH:
         return 2**31
-    rows = max(_ROWS, largest_draw(batch_size))
-    return int(rows * LARGEST_MICROBATCH // microbatch_size)
+    return int(max(_ROWS, largest_draw(batch_size)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,32 +192,55 @@ def clipped_sum(
         List of float32 or float64 tensors; of float64 ones for a large batch.
     """
     factors = sum_factors(
-        keep,
+        gradients,
         gradients.sq_norm_bounds(variables),
         l2_norm_clip,
         batch_size,
         clipping,
+        variables,
     )
+    factors *= tf.cast(keep, factors.dtype)
     return weighted_sum(gradients, factors, l2_norm_clip, clipping, variables)
 
 
 def sum_factors(
-    keep, sq_norm_bounds, l2_norm_clip, batch_size: int, clipping: Clipping
+    gradients,
+    sq_norm_bounds,
+    l2_norm_clip,
+    batch_size: int,
+    clipping: Clipping,
+    variables: list | None = None,
 ):
-    """Factors for sums in float32, or in float64 for a large batch.
+    """Factors for sums in float32, or in float64 where rounding is too much.
+
+    Formal guarantees: where a row is a sum of t terms, which are added up with
+    those of other rows, each addition rounds by up to 2^-24 of what has been
+    added up. Terms that cancel may make that longer than the row. By the
+    magnitudes of the terms, in whatever order they are added, factors hold it
+    to `2 sqrt(t)` clips, and of n rows `2^-23 n t^(3/2)` of the clip is left
+    for it.
 
     Args:
-        keep, batch_size, clipping: as for `clipped_sum`.
+        gradients: `tf_dpsub.gradients.PerExampleGradients`.
         sq_norm_bounds, l2_norm_clip: as for `clip_factors`.
+        batch_size, clipping, variables: as for `clipped_sum`.
 
     Returns:
-        Float32 tensor of shape `[batch]`; float64 for a large batch.
+        Tensor of shape `[batch]`: float32, or float64 for sums in float64.
     """
-    is_large = batch_size > _LARGEST_FLOAT32_BATCH
-    factors = keep * clip_factors(
-        sq_norm_bounds, l2_norm_clip, 1 if is_large else batch_size, clipping
+    terms = gradients.merged_terms
+    room = 0.0
+    if terms > 1:
+        room = largest_batch(batch_size) * terms**1.5 * 2.0**-23
+    if batch_size > _LARGEST_FLOAT32_BATCH or room > _LARGEST_ROOM:
+        factors = clip_factors(sq_norm_bounds, l2_norm_clip, 1, clipping)
+        return tf.cast(factors, tf.float64)
+    if terms > 1:
+        levels = gradients.sq_levels(variables) / (4 * terms)
+        sq_norm_bounds = tf.maximum(sq_norm_bounds, levels)
+    return clip_factors(
+        sq_norm_bounds, l2_norm_clip, batch_size, clipping, room
     )
-    return tf.cast(factors, tf.float64) if is_large else factors
 
 
 def weighted_sum(
@@ -282,6 +305,7 @@ def clip_factors(
     l2_norm_clip,
     batch_size: int = 1,
     clipping: Clipping = FLAT,
+    room: float = 0.0,
 ):
     """Factors that scale rows to a norm of at most `l2_norm_clip`.
 
@@ -298,6 +322,8 @@ def clip_factors(
         batch_size: int, the expected number of rows of a whole batch, if they
             are summed in float32. Defaults to `1`, for sums in float64.
         clipping: `Clipping`. Defaults to `FLAT`.
+        room: float, the share of the clip that is left for more rounding.
+            Defaults to `0.0`.
 
     Returns:
         Float32 tensor of shape `[batch]`, at most `clipping.unit(...)`.
@@ -305,5 +331,6 @@ def clip_factors(
     if not tf.is_tensor(l2_norm_clip) and math.isinf(l2_norm_clip):
         return tf.ones_like(sq_norm_bounds)
     rows = max(_ROWS, largest_draw(batch_size))
-    clip = l2_norm_clip * (1 - _MARGIN * rows / _ROWS - grid.MARGIN)
+    share = 1 - _MARGIN * rows / _ROWS - grid.MARGIN - room
+    clip = l2_norm_clip * share
     return clipping.factors(tf.sqrt(sq_norm_bounds), clip)

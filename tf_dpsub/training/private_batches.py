@@ -133,7 +133,7 @@ class PrivateBatches:
                 `batch_size`.
         """
         if poisson.largest_rate is not None:
-            _check_size(model, poisson, views)
+            _check_size(model, poisson)
         steps = steps_per_epoch or poisson.steps_per_epoch
         dataset = _distributed(model, poisson, views)
         return cls(dataset, poisson, steps, steps, views)
@@ -205,7 +205,7 @@ def padded(model, data: tuple, views: int = 1) -> dict:
         size,
         # Rounding is not bounded in larger ones: what clipping keeps for it
         # follows the batch size of the optimizer.
-        most=clipping.largest_batch(model.optimizer.batch_size, size),
+        most=clipping.largest_batch(model.optimizer.batch_size),
     )
 
 
@@ -417,18 +417,17 @@ def _distributed(model, poisson, views):
     return strategy.distribute_datasets_from_function(shards_of)
 
 
-def _check_size(model, poisson, views):
+def _check_size(model, poisson):
     """Refuses rates by which batches exceed what clipping leaves room for."""
     batch_size = model.optimizer.batch_size
-    size = model.microbatch_size_of(views)
     draw = clipping.largest_draw(poisson.expected_size)
-    if draw > clipping.largest_batch(batch_size, size):
+    if draw > clipping.largest_batch(batch_size):
         raise ValueError(
             "Expected sampling_rates whose sum is about batch_size="
             f"{batch_size}, got {poisson.expected_size:.4g}. Clipping leaves "
             "room for rounding in sums of about as many examples as the "
-            "optimizer's batch_size: divide the rates by a public number, "
-            "raise the batch_size, or take a smaller microbatch_size."
+            "optimizer's batch_size: divide the rates by a public number, or "
+            "raise the batch_size."
         )
 
 

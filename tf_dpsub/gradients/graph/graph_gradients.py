@@ -450,6 +450,20 @@ class GraphGradients(PerExampleGradients):
             self.sq_norms(variables) + self._total(margins, variables)
         )
 
+    @property
+    def merged_terms(self):
+        return max([1, *(s.merged_terms for s in self._magnitudes)])
+
+    def sq_levels(self, variables=None):
+        most = self.merged_terms
+        levels = {
+            site: (site.merged_terms / most) ** 2 * m
+            if site.merged_terms > 1
+            else tf.zeros_like(m)
+            for site, m in self._magnitudes.items()
+        }
+        return self._total(levels, variables)
+
     def _total(self, of_sites, variables):
         """Sums over the sites of variables; zero where not valid."""
         total = add_in_order([of_sites[s] for s, _ in self._of(variables)])
@@ -478,6 +492,9 @@ class GraphGradients(PerExampleGradients):
     def factors(self, variable, matrix):
         pairs = self._pairs_of_terms(variable, matrix)
         if pairs is None or len(pairs) > 1:
+            return None
+        ((site, _),) = self._of([variable])
+        if site.merged_terms < pairs[0][0].count:
             return None
         if not all(isinstance(side, terms.Dense) for side in pairs[0]):
             return None

@@ -27,6 +27,7 @@ from tf_dpsub.gradients.rows import (
     inner_products,
     reshape,
     scale_rows,
+    sum_of_formed_rows,
     sum_of_products,
     sum_squares,
 )
@@ -34,6 +35,10 @@ from tf_dpsub.gradients.tracing import traced_by_shape
 
 # Rows of at most this many floats are kept: the weighted sum reuses them.
 KEPT_ROWS = 2**22
+
+# Rows of more terms are formed before they are added up in float32: sums of all
+# terms of all rows would round too much.
+MOST_MERGED_TERMS = 128
 
 # Copies of this many floats or more are made only when they are needed: those
 # of all inputs of all layers would be in memory at the peak of a step. Smaller
@@ -146,6 +151,14 @@ class Site(abc.ABC):
     @abc.abstractmethod
     def longest_sum(self) -> int:
         """Number of products that are added up in `sq_norms`, at most."""
+
+    @property
+    def merged_terms(self) -> int:
+        """Terms of a row that `weighted_sum` adds up with those of others.
+
+        That is in float32; of rows that are formed first, it is 1.
+        """
+        return 1
 
     def nonzero(self):
         """Which rows may not be zero, bool `[batch]`.
@@ -355,8 +368,16 @@ class OuterProducts(Site):
         order = [0] + [axis + 1 for axis in self._order]
         return reshape(_transpose(rows, order), [self.batch_size, *self.shape])
 
+    @property
+    def merged_terms(self):
+        return self.terms if self.terms <= MOST_MERGED_TERMS else 1
+
     def weighted_sum(self, c):
-        total = reshape(sum_of_products(c, *self.factors), self._parts)
+        if c.dtype == tf.float32 and self.merged_terms < self.terms:
+            total = sum_of_formed_rows(c, *self.factors)
+        else:
+            total = sum_of_products(c, *self.factors)
+        total = reshape(total, self._parts)
         return reshape(_transpose(total, self._order), self.shape)
 
     def combinations(self, weights):

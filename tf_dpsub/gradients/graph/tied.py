@@ -88,6 +88,10 @@ class Tied(sites.Site):
         )
 
     @property
+    def merged_terms(self):
+        return max(site.merged_terms for site, _ in self.uses)
+
+    @property
     def longest_sum(self):
         counts = sum(_factors(*use)[0].count for use in self.uses)
         return max(sum(self.shape), 2 * counts)
