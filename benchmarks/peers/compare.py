@@ -42,7 +42,7 @@ _FRAMEWORKS = flags.DEFINE_list(
     "frameworks", None, "Which of them to measure; all, unless given."
 )
 _METHODS = flags.DEFINE_list(
-    "methods", None, "Which of them to measure; all, unless given."
+    "compared_methods", None, "Which of them to measure; all, unless given."
 )
 _ROUNDS = flags.DEFINE_integer("rounds", 3, "Number of measurements of each.")
 _SECONDS = flags.DEFINE_float("seconds", 10.0, "Of steps, of each process.")

@@ -231,6 +231,9 @@ class TestPersons:
 
 
 def test_rates_that_are_counted_as_their_mean_are_caught(monkeypatch):
+    # Rounding of sums of so many is not what this is about.
+    monkeypatch.setattr(private_batches, "_check_size", lambda *_: None)
+
     def audited():
         return audit_by_gradients(
             lambda inner, weights: optimizers.DPSGD(

@@ -91,6 +91,10 @@ def accuracy_against_setting(results, setting, panel="units"):
                 _band(axes, row)
         varied_rows = [row for row in rows if row.labels[setting] != ""]
         values = list(dict.fromkeys(row.labels[setting] for row in varied_rows))
+        if all(isinstance(value, (int, float)) for value in values):
+            # In whatever order they were tried.
+            values = sorted(values)
+            varied_rows = sorted(varied_rows, key=lambda r: r.labels[setting])
         for method in dict.fromkeys(row.method for row in varied_rows):
             _points(
                 axes,
