@@ -14,6 +14,7 @@ from tests.optimizers import hostile_steps
 from tests.training.plain_models import X, Y, dpsgd, linear, private
 from tf_dpsub import gradients, optimizers
 from tf_dpsub.gradients import per_example, precision
+from tf_dpsub.gradients import rows as rows_of_batch
 from tf_dpsub.gradients.graph import convolutions, graph_gradients, sites
 from tf_dpsub.subspaces import PublicSubspace
 
@@ -327,7 +328,8 @@ class TestLongSums:
         return np.linalg.norm(with_it - summed(x, t, keep))
 
     def dense(self, monkeypatch, rows, terms):
-        monkeypatch.setattr(sites, "MOST_MERGED_TERMS", terms)
+        monkeypatch.setattr(rows_of_batch, "MOST_MERGED_TERMS", terms)
+        monkeypatch.setattr(rows_of_batch, "_NARROW", 1)
         # Rows of small kernels would be kept, and added up without their terms.
         monkeypatch.setattr(sites, "KEPT_ROWS", 0)
         layer = keras.layers.Dense(2, use_bias=False)
@@ -347,6 +349,7 @@ class TestLongSums:
     def test_parts_add_up(self, monkeypatch):
         """Of rows that they do not divide, in groups."""
         monkeypatch.setattr(sites, "KEPT_ROWS", 0)
+        monkeypatch.setattr(rows_of_batch, "_NARROW", 1)
         layer = keras.layers.EinsumDense("btgd,gde->btge", (None, 3, 5))
         model = keras.Sequential([keras.Input((8, 3, 4)), layer])
         random = np.random.default_rng(0)

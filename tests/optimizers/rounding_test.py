@@ -13,7 +13,7 @@ import tensorflow as tf
 import tf_dpsub
 from tf_dpsub import gradients, optimizers, subspaces
 from tf_dpsub.data import given_batches
-from tf_dpsub.gradients.graph import graph_gradients, sites
+from tf_dpsub.gradients.graph import convolutions, graph_gradients, sites
 from tf_dpsub.primitives import clipping
 
 _INPUTS, _OUTPUTS = 64, 4
@@ -213,3 +213,65 @@ def test_terms_that_cancel_move_the_sum_by_the_clip(
         assert 0.97 * clip < moved <= clip
     else:
         assert moved > 1.001 * clip
+
+
+KINDS = {
+    # A filter gradient has one running sum of all places of all examples.
+    "filter": (
+        (5, 5, 64),
+        lambda: keras.layers.Conv2D(64, 3, strides=2, use_bias=False),
+        False,
+    ),
+    # So has a product with a side of size 1, where XLA compiles it.
+    "narrow": ((64, 128), lambda: keras.layers.Dense(1, use_bias=False), True),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_terms_of_all_rows_have_no_sum_of_their_own(name, monkeypatch):
+    """A half of the rows raises it, and all terms of the others are lost."""
+    monkeypatch.setattr(sites, "KEPT_ROWS", 0)
+    monkeypatch.setattr(convolutions, "KEPT_TIMES", 0)
+    shape, make, jit_compile = KINDS[name]
+    model = keras.Sequential([keras.Input(shape), make()])
+    # As large as a batch of 380 may be.
+    count, half = 496, 247
+    outputs = model.output_shape[1:]
+    terms = int(np.prod(outputs[:-1]))
+    above = 2.0**-4
+    values = np.full(count, -0.37 * above * 2.0**-23)
+    values[0] = 10
+    values[1 : 1 + half] = above / (half + 0.5) / terms
+    t = np.broadcast_to(
+        values.reshape([-1] + [1] * len(outputs)), [count, *outputs]
+    ).astype("float32")
+    batch = {"x": tf.ones([count, *shape]), "t": tf.constant(t)}
+
+    @tf.function(autograph=False, jit_compile=jit_compile)
+    def of_batch(batch, keep, l2_norm_clip):
+        rows, _ = gradients.per_example_gradients(
+            lambda b: (
+                tf.reduce_sum(
+                    model(b["x"]) * b["t"], list(range(1, 1 + len(outputs)))
+                ),
+                None,
+            ),
+            batch,
+            model.trainable_variables,
+            "graph",
+        )
+        sums = clipping.clipped_sum(rows, keep, l2_norm_clip, 380)
+        return sums[0], tf.sqrt(rows.sq_norms())
+
+    def clipped(keep, l2_norm_clip):
+        keep = tf.constant(keep, tf.float32)
+        return of_batch(batch, keep, tf.constant(l2_norm_clip))
+
+    keep = np.ones(count)
+    _, norms = clipped(keep, 1.0)
+    # Of the rows that raise the sum, with what is left for rounding.
+    clip = 1.04 * norms[1].numpy()
+    whole, _ = clipped(keep, clip)
+    others, _ = clipped(np.arange(count) > 0, clip)
+    moved = np.linalg.norm(np.subtract(whole, others, dtype=np.float64))
+    assert 0.9 * clip < moved <= clip

@@ -99,7 +99,7 @@ def test_large_models_work_on_few_rows_of_padding(size):
 def test_a_gpu_takes_many(monkeypatch):
     monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: [kind])
     for model in (small(), LARGE["weights"]()):
-        assert microbatches.default_size(model, 1000) == 512
+        assert microbatches.default_size(model, 1000) == 352
         # Rather rows of padding than a second pass for half of all batches.
         assert microbatches.default_size(model, 250) == 288
 

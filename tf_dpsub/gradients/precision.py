@@ -45,10 +45,11 @@ _MARGIN = 2.0**-9
 # Products that are added up in float32 at most, where sums over several rows
 # depend on them. A sum that is just above or below a power of two rounds all
 # that is added to it afterwards by half as much, or twice: with n rows of norm
-# C, and m additions for each, by up to 2^-27 n^2 m C. A CPU adds up blocks of
-# some 500 products beginning at zero; a GPU may add one after another.
+# C, and m additions for each, by up to 2^-26 n^2 m C. A CPU adds up products of
+# matrices in blocks of at most 512, each beginning at zero; a GPU may add one
+# after another.
 _LONGEST_SUM = 2**16
-_LONGEST_SUM_ON_GPU = 2**10
+_LONGEST_SUM_ON_GPU = 448
 # Of products of what is not of 11 bits, where units of a GPU round to zero.
 _LONGEST_SUM_TO_ZERO = 2**9
 

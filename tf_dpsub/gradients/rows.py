@@ -35,11 +35,32 @@ def any_nonzero(tensors):
     return tf.reduce_any(tf.stack(flags), axis=0)
 
 
-def sum_of_products(c, left, right):
+# Rows of more terms are formed before they are added up in float32: sums of all
+# terms of all rows would round too much.
+MOST_MERGED_TERMS = 128
+# So are those of narrower outer products: for them, a product of matrices adds
+# up everything one after another.
+_NARROW = 8
+
+
+def merged_terms(left, right) -> int:
+    """Terms of a row that `weighted_products` adds up with those of others.
+
+    That is in float32; of rows that are formed first, it is 1.
+
+    Args:
+        left, right: tensors, as for `weighted_products`.
+    """
+    terms = left.shape[-2]
+    is_narrow = min(left.shape[-1], right.shape[-1]) < _NARROW
+    return 1 if is_narrow or terms > MOST_MERGED_TERMS else terms
+
+
+def weighted_products(c, left, right):
     """Sum of `c[i]` times the outer products of row i.
 
-    Formal guarantees: no more products are added up in float32 than
-    `precision.rows_at_a_time` says; from there on sums are float64.
+    Formal guarantees: in float32, terms of a row are added up with those of
+    others only as `merged_terms` says: for these, clipping leaves room.
 
     Args:
         c: float32 or float64 tensor of shape `[batch]`.
@@ -49,6 +70,18 @@ def sum_of_products(c, left, right):
 
     Returns:
         Tensor of shape `[..., k, n]`, of the type of `c`, or float64.
+    """
+    is_formed = merged_terms(left, right) < left.shape[-2]
+    if c.dtype == tf.float32 and is_formed:
+        return _sum_of_formed_rows(c, left, right)
+    return _sum_of_products(c, left, right)
+
+
+def _sum_of_products(c, left, right):
+    """As `weighted_products`, of all terms of all rows together.
+
+    Formal guarantees: no more products are added up in float32 than
+    `precision.rows_at_a_time` says; from there on sums are float64.
     """
     left, right = (tf.cast(f, c.dtype) for f in (left, right))
     scales_left = left.shape[-1] < right.shape[-1]
@@ -77,17 +110,10 @@ def sum_of_products(c, left, right):
 _FORMED_AT_A_TIME = 2**23
 
 
-def sum_of_formed_rows(c, left, right):
-    """As `sum_of_products`, of rows that are formed before they are added up.
+def _sum_of_formed_rows(c, left, right):
+    """As `weighted_products`, of rows that are formed before they are added up.
 
-    Formal guarantees: rounding of a row does not depend on others.
-
-    Args:
-        c: float32 tensor of shape `[batch]`.
-        left, right: as for `sum_of_products`.
-
-    Returns:
-        Float32 tensor, or float64 where not all rows are formed at once.
+    Formal guarantees: how a row is rounded does not depend on others.
     """
     size = math.prod(left.shape[1:-2]) * left.shape[-1] * right.shape[-1]
     batch_size = left.shape[0]

@@ -218,7 +218,7 @@ def sum_factors(
     added up. Terms that cancel may make that longer than the row. By the
     magnitudes of the terms, in whatever order they are added, factors hold it
     to `2 sqrt(t)` clips, and of n rows `2^-23 n t^(3/2)` of the clip is left
-    for it.
+    for it, and `2^-20 n` for other rounding of the same rows.
 
     Args:
         gradients: `tf_dpsub.gradients.PerExampleGradients`.
@@ -231,7 +231,8 @@ def sum_factors(
     terms = gradients.merged_terms
     room = 0.0
     if terms > 1:
-        room = largest_batch(batch_size) * terms**1.5 * 2.0**-23
+        each = terms**1.5 * 2.0**-23 + 2.0**-20
+        room = largest_batch(batch_size) * each
     if batch_size > _LARGEST_FLOAT32_BATCH or room > _LARGEST_ROOM:
         factors = clip_factors(sq_norm_bounds, l2_norm_clip, 1, clipping)
         return tf.cast(factors, tf.float64)

@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from tf_dpsub.gradients import precision
-from tf_dpsub.gradients.rows import sum_of_products, sum_squares
+from tf_dpsub.gradients.rows import sum_squares, weighted_products
 from tf_dpsub.primitives.clipping import weighted_row_sum
 
 # Of the magnitudes of a kernel's gradient: rounding of its vectors, as they
@@ -110,8 +110,8 @@ class KroneckerResiduals:
 def _sum_of_kernel(c, x, d, left, right, chosen):
     """Sum of `c[i]` times residual i, float64 `[inputs, outputs]`."""
     inner = _dot(x, left), _dot(d, right)  # [batch, t, r], [batch, t, s]
-    outside = sum_of_products(c, x - _dot(inner[0], left, True), d)
-    beside = sum_of_products(c, inner[0], d - _dot(inner[1], right, True))
+    outside = weighted_products(c, x - _dot(inner[0], left, True), d)
+    beside = weighted_products(c, inner[0], d - _dot(inner[1], right, True))
     cores = precision.matmul(*inner, transpose_a=True)  # [batch, r, s]
     core = weighted_row_sum(c, tf.reshape(cores, [x.shape[0], -1]))
     core = tf.reshape(core, chosen.shape) * tf.cast(1 - chosen, tf.float64)

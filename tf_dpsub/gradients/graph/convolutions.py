@@ -70,19 +70,10 @@ class Convolution(sites.Site):
         rows_and_order = self._geometry.products(*self.factors)
         return sites.Stored(self.weight, *rows_and_order).rows()
 
-    @property
-    def merged_terms(self):
-        places = sites.size(self.factors[1].shape[1:-1])
-        is_long = precision.rows_at_a_time(places) < self.batch_size
-        if is_long or places > sites.MOST_MERGED_TERMS:
-            return 1
-        return places
-
     def weighted_sum(self, c):
         image, map_ = self.factors
-        places = sites.size(map_.shape[1:-1])
-        if c.dtype == tf.float32 and self.merged_terms < places:
-            # One filter gradient adds up products of all rows.
+        if c.dtype == tf.float32:
+            # A filter gradient adds up products of all rows, one after another.
             rows_and_order = self._geometry.products(image, map_)
             return sites.Stored(self.weight, *rows_and_order).weighted_sum(c)
         return self._geometry.filter_gradient(

@@ -25,20 +25,16 @@ from tf_dpsub.gradients.rows import (
     any_nonzero,
     combine_rows,
     inner_products,
+    merged_terms,
     reshape,
     scale_rows,
-    sum_of_formed_rows,
-    sum_of_products,
     sum_squares,
+    weighted_products,
 )
 from tf_dpsub.gradients.tracing import traced_by_shape
 
 # Rows of at most this many floats are kept: the weighted sum reuses them.
 KEPT_ROWS = 2**22
-
-# Rows of more terms are formed before they are added up in float32: sums of all
-# terms of all rows would round too much.
-MOST_MERGED_TERMS = 128
 
 # Copies of this many floats or more are made only when they are needed: those
 # of all inputs of all layers would be in memory at the peak of a step. Smaller
@@ -370,14 +366,10 @@ class OuterProducts(Site):
 
     @property
     def merged_terms(self):
-        return self.terms if self.terms <= MOST_MERGED_TERMS else 1
+        return merged_terms(*self.factors)
 
     def weighted_sum(self, c):
-        if c.dtype == tf.float32 and self.merged_terms < self.terms:
-            total = sum_of_formed_rows(c, *self.factors)
-        else:
-            total = sum_of_products(c, *self.factors)
-        total = reshape(total, self._parts)
+        total = reshape(weighted_products(c, *self.factors), self._parts)
         return reshape(_transpose(total, self._order), self.shape)
 
     def combinations(self, weights):
