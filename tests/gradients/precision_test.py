@@ -270,26 +270,6 @@ class TestSums:
             assert min(reached) > 0.98
 
 
-def one_after_another(function, a, b, short=(False, False)):
-    """A product of matrices as a GPU may add it up, in float32."""
-    if a.dtype != tf.float32 or all(short):
-        # Sums of rows alone: what norms take may be traced for other tests.
-        return function(a, b)
-    assert function.func is tf.matmul
-    if function.keywords["transpose_a"]:
-        a = tf.linalg.matrix_transpose(a)
-    if function.keywords["transpose_b"]:
-        b = tf.linalg.matrix_transpose(b)
-    b = tf.linalg.matrix_transpose(b)
-    products = a[..., :, None, :] * b[..., None, :, :]
-
-    def added(products):
-        return np.cumsum(products, -1, dtype="float32")[..., -1]
-
-    total = tf.numpy_function(added, [products], tf.float32)
-    return tf.ensure_shape(total, products.shape[:-1])
-
-
 class TestLongSums:
     """What is added to a sum below a power of two is not lost; above, it is."""
 
@@ -340,7 +320,9 @@ class TestLongSums:
     def test_on_a_gpu(self, monkeypatch, is_limited):
         tensor_cores.pretend_a_gpu(monkeypatch)
         TF32.enable_tensor_float_32_execution(False)
-        monkeypatch.setattr(precision, "bilinear", one_after_another)
+        monkeypatch.setattr(
+            precision, "bilinear", tensor_cores.one_after_another
+        )
         if not is_limited:
             monkeypatch.setattr(precision, "_LONGEST_SUM_ON_GPU", 2**30)
         moved = self.dense(monkeypatch, 96, 300)

@@ -1,5 +1,6 @@
 """A GPU that rounds operands of float32 products, without one."""
 
+import numpy as np
 import tensorflow as tf
 
 from tf_dpsub.gradients import precision
@@ -38,3 +39,23 @@ def narrow(monkeypatch, as_written=False):
     monkeypatch.setattr(precision, "bilinear", product)
     if as_written:
         monkeypatch.setattr(precision, "rounded", lambda x: x)
+
+
+def one_after_another(function, a, b, short=(False, False)):
+    """A product of matrices as a GPU may add it up, in float32."""
+    if a.dtype != tf.float32 or all(short):
+        # Sums of rows alone: what norms take may be traced for other tests.
+        return function(a, b)
+    assert function.func is tf.matmul
+    if function.keywords["transpose_a"]:
+        a = tf.linalg.matrix_transpose(a)
+    if function.keywords["transpose_b"]:
+        b = tf.linalg.matrix_transpose(b)
+    b = tf.linalg.matrix_transpose(b)
+    products = a[..., :, None, :] * b[..., None, :, :]
+
+    def added(products):
+        return np.cumsum(products, -1, dtype="float32")[..., -1]
+
+    total = tf.numpy_function(added, [products], tf.float32)
+    return tf.ensure_shape(total, products.shape[:-1])

@@ -1,13 +1,11 @@
 """How TensorFlow runs steps: what its optimizer is asked for."""
 
 import keras
-import numpy as np
-import pytest
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 from tensorflow.python.eager import context
 
-import tf_dpsub
+from tests.training.plain_models import X, dpsgd, private
 from tf_dpsub.training import execution
 
 REWRITES = rewriter_config_pb2.RewriterConfig
@@ -32,32 +30,14 @@ class Watching(keras.layers.Dense):
         return super().call(x)
 
 
-@pytest.fixture(name="model")
-def _model():
-    model = tf_dpsub.make_private(
-        keras.Sequential([keras.Input((4,)), Watching(2)])
-    )
-    model.compile(
-        tf_dpsub.optimizers.DPSGD(
-            keras.optimizers.SGD(0.1),
-            l2_norm_clip=1.0,
-            noise_multiplier=1.0,
-            batch_size=4,
-        ),
-        loss="mse",
-    )
-    return model
-
-
-X, Y = np.ones((8, 4), "float32"), np.ones((8, 2), "float32")
-
-
-def test_a_step_is_optimized_once(model):
+def test_a_step_is_optimized_once():
     """That of `fit`, and of nothing else; other options stay."""
-    (layer,) = model.model.layers
+    layer = Watching(2)
+    plain = keras.Sequential([keras.Input(X.shape[1:]), layer])
+    model = private(plain, dpsgd(batch_size=len(X)), loss="mse")
     tf.config.optimizer.set_experimental_options({"loop_optimization": False})
     try:
-        model.fit(X, Y, verbose=0)
+        model.fit(X, X[:, :2], verbose=0)
         last = layer.seen[-1]
         assert last.meta_optimizer_iterations == REWRITES.ONE
         assert last.loop_optimization == REWRITES.OFF

@@ -221,17 +221,19 @@ class KroneckerBasis:
             self._sizes,
         )
         sides, _ = self.values
-        kernels, is_other = {}, [tf.ones([size]) for size in self._sizes]
-        for i, (k, shape, pair) in enumerate(
-            zip(self.kernels, self._core_shapes, sides)
-        ):
-            if k in factors:
-                is_other[i] = tf.zeros_like(is_other[i])
-                kernels[k] = (
-                    *factors[k],
-                    *pair,
-                    tf.reshape(chosen[i], shape),
-                )
+        kernels = {
+            k: (*factors[k], *pair, tf.reshape(part, shape))
+            for k, shape, pair, part in zip(
+                self.kernels, self._core_shapes, sides, chosen
+            )
+            if k in factors
+        }
+        # All vectors have one part, the last.
+        of_others = [float(k not in kernels) for k in self.kernels] + [1.0]
+        is_other = [
+            tf.fill([size], value)
+            for size, value in zip(self._sizes, of_others)
+        ]
         return KroneckerResiduals(
             gradients,
             coordinates,

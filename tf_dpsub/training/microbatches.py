@@ -15,8 +15,8 @@ _START_BESIDE_LONG_ROWS = 3
 _MOST_LONG_ROWS = 64
 _START = 128
 # The last rows of a batch, where it is no multiple of what instructions work on
-# at a time, may be rounded otherwise than all others.
-# Clipping leaves room for that in microbatches of at most 448 rows.
+# at a time, may be rounded otherwise than all others. Clipping leaves room for
+# that in microbatches of at most 448 rows.
 _SIZES = (2, 4, 8, *range(16, 448 + 1, 16))
 
 
