@@ -22,14 +22,16 @@ def plain():
     return keras.Model(inputs, outputs)
 
 
-def private(plain, noise_multiplier=1.0, rate=0.1, **compiled):
+def private(
+    plain, noise_multiplier=1.0, rate=0.1, microbatch_size=5, **compiled
+):
     model = tf_dpsub.make_private(plain)
     optimizer = optimizers.DPSGD(
         keras.optimizers.SGD(rate),
         l2_norm_clip=CLIP,
         noise_multiplier=noise_multiplier,
         batch_size=12,
-        microbatch_size=5,
+        microbatch_size=microbatch_size,
     )
     model.compile(optimizer, "mse", **compiled)
     return model
@@ -51,7 +53,10 @@ def rows(store):
     return store.block(slice(None), slice(None))
 
 
-def test_keeps_the_mean_clipped_gradient_before_the_noise(plain, tmp_path):
+@pytest.mark.parametrize("microbatch_size", [5, 12])
+def test_keeps_the_mean_clipped_gradient_before_the_noise(
+    plain, microbatch_size, tmp_path
+):
     """It keeps that of every second step, at the weights of that step."""
     weights = []
 
@@ -59,7 +64,7 @@ def test_keeps_the_mean_clipped_gradient_before_the_noise(plain, tmp_path):
         def on_train_batch_begin(self, batch, logs=None):
             weights.append([w.copy() for w in plain.get_weights()])
 
-    model = private(plain)
+    model = private(plain, microbatch_size=microbatch_size)
     recorder = callbacks.PrivateGradientRecorder(tmp_path / "kept", every=2)
     # All examples are in each batch.
     model.fit(X, Y, epochs=4, verbose=0, callbacks=[Weights(), recorder])

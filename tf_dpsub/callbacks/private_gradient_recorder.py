@@ -88,7 +88,7 @@ class PrivateGradientRecorder(keras.callbacks.Callback):
 
         def observe(sums):
             for variable, k in zip(self._sums, chosen, strict=True):
-                variable.assign(sums[k])
+                variable.assign(tf.cast(sums[k], tf.float64))
 
         self.model.current_run.observe_sums(
             observe, f"the private gradients in {self.store.folder.name}"

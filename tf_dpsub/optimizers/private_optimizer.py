@@ -46,7 +46,7 @@ class PrivateOptimizer(OptimizerWrapper, abc.ABC):
         stability: float, for automatic clipping. Defaults to `None`, 0.01.
         microbatch_size: int, how many examples are processed at a time, 512 at
             most. It changes speed and memory, never the result. Defaults to
-            `None`: on a CPU 64, of a small model the whole batch; on a GPU 512.
+            `None`, the size that should be the fastest.
         per_example: string, `"graph"` (raises where nothing can be proved),
             `"vectorized_map"` (one example at a time), or `"auto"` (the first
             that applies). Defaults to `"auto"`.
@@ -302,11 +302,9 @@ class PrivateOptimizer(OptimizerWrapper, abc.ABC):
                 enter after the noise. Defaults to `None`.
         """
         gradients = self.privatize(noisy_sums)
-        if regularization is not None:
-            gradients = [
-                g if r is None else g + tf.cast(r, tf.float32)
-                for g, r in zip(gradients, regularization)
-            ]
+        for k, added in enumerate(regularization or []):
+            if added is not None:
+                gradients[k] += tf.cast(added, tf.float32)
         # Keras adds the gradients of the replicas up again.
         count = tf.distribute.get_strategy().num_replicas_in_sync
         gradients = [

@@ -378,8 +378,8 @@ class Run:
         says that no epsilon covers what the observer makes of them.
 
         Args:
-            observer: function of the list of float64 tensors that the step
-                releases with noise, traced with the step.
+            observer: function of the list of tensors, float32 or float64, that
+                the step releases with noise, traced with the step.
             what: string, a noun: what the observer makes of them.
         """
         self.leave_uncovered(what)
