@@ -42,7 +42,10 @@ _FRAMEWORKS = flags.DEFINE_list(
     "frameworks", None, "Which of them to measure; all, unless given."
 )
 _METHODS = flags.DEFINE_list(
-    "compared_methods", None, "Which of them to measure; all, unless given."
+    "compared_methods",
+    None,
+    "Which of them to measure, as `ghost` of all frameworks or `opacus:ghost` "
+    "of one; all, unless given.",
 )
 _ROUNDS = flags.DEFINE_integer("rounds", 3, "Number of measurements of each.")
 _SECONDS = flags.DEFINE_float("seconds", 10.0, "Of steps, of each process.")
@@ -108,7 +111,8 @@ def measure(
         seconds: float, of steps, of each process.
         timeout: float, seconds until a process answers.
         epochs: bool, whether whole epochs are timed. Defaults to False.
-        methods: list of strings; by default all of each framework.
+        methods: list of strings, `method` or `framework:method`; by default
+            all of each framework.
 
     Returns:
         List of dicts, all runs so far.
@@ -123,7 +127,7 @@ def measure(
         for name in names
         for f in frameworks
         for method in FRAMEWORKS[f][2]
-        if methods is None or method in methods
+        if methods is None or {method, f"{f}:{method}"} & set(methods)
     ]
     hopeless = {_key(run)[1:] for run in runs if "ms" not in run}
     pending = [
@@ -192,6 +196,7 @@ def _run(task, reference, seconds, timeout, epochs):
                 result["peak_mib"] = turn["peak_mib"]
                 ours = reference.make_steps(_SECONDS_A_TURN)
                 result["our_ms"] += ours["ms"]
+                result["our_peak_mib"] = ours["peak_mib"]
         except _FailedError as error:
             if error.process is reference:
                 raise
@@ -303,7 +308,8 @@ def summarized(runs):
     """Rows of the table.
 
     Ratios are medians over rounds of the ratio in one round. That to the plain
-    step is of two ratios to our DP-SGD, which took turns with both.
+    step is of two ratios to our DP-SGD, which took turns with both. Where no
+    process of our DP-SGD was measured, its row is of these turns.
 
     Args:
         runs: list of dicts, as `measure` returns them.
@@ -316,6 +322,10 @@ def summarized(runs):
     by_kind = {}
     for run in runs:
         by_kind.setdefault(_key(run)[1:], []).append(run)
+    for name in {run["workload"] for run in runs}:
+        turns = _turns_of_reference(runs, name)
+        if turns:
+            by_kind.setdefault((name, OURS, REFERENCE), turns)
     rows = []
     for name, framework, method in sorted(by_kind, key=_place):
         kind_runs = by_kind[name, framework, method]
@@ -345,6 +355,23 @@ def summarized(runs):
         }
         rows.append(row)
     return rows
+
+
+def _turns_of_reference(runs, name):
+    """The turns of our DP-SGD on a workload, as a run for each round."""
+    by_round = {}
+    for run in runs:
+        if run["workload"] == name and "our_peak_mib" in run:
+            by_round.setdefault(run["round"], []).append(run)
+    return [
+        {
+            "round": k,
+            "ms": (ms := [t for run in others for t in run["our_ms"]]),
+            "our_ms": ms,
+            "peak_mib": max(run["our_peak_mib"] for run in others),
+        }
+        for k, others in by_round.items()
+    ]
 
 
 def _place(kind):
@@ -507,11 +534,16 @@ def write(runs, workdir, command):
 def main(_):
     """Runs the command line, and returns the exit code."""
     frameworks = _FRAMEWORKS.value or list(FRAMEWORKS)
-    methods = {m for _, _, own in FRAMEWORKS.values() for m in own}
+    methods = [
+        name
+        for framework, (_, _, own) in FRAMEWORKS.items()
+        for method in own
+        for name in (method, f"{framework}:{method}")
+    ]
     for names, flag in (
         (WORKLOADS, _WORKLOADS),
         (FRAMEWORKS, _FRAMEWORKS),
-        (sorted(methods), _METHODS),
+        (sorted(set(methods)), _METHODS),
     ):
         unknown = set(flag.value or ()) - set(names)
         if unknown:

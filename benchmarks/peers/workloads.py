@@ -26,7 +26,8 @@ class Workload:
             binary cross-entropy.
         steps_of_epoch: int, of an epoch that is timed as a whole: of so many
             times the batch. It takes half a second at least, beside which what
-            a library does once an epoch counts little.
+            a library does once an epoch counts little, and half a minute at
+            most.
     """
 
     title: str
@@ -38,7 +39,7 @@ class Workload:
     vocabulary: int | None = None
     classes: int = 10
     one_logit: bool = False
-    steps_of_epoch: int = 20
+    steps_of_epoch: int
 
     @property
     def is_language_model(self):
@@ -53,6 +54,7 @@ class Workload:
 
 def _bert(batch, tokens, trained, what):
     return Workload(
+        steps_of_epoch=8,
         title=f"BERT 6 × 384, {batch} × {tokens}, embeddings {what}",
         batch=batch,
         tokens=tokens,
@@ -79,6 +81,7 @@ def _lstm(title):
         classes=2,
         parameters=parameters,
         trained=parameters,
+        steps_of_epoch=100,
     )
 
 
@@ -115,6 +118,7 @@ WORKLOADS = {
         image=(32, 32, 3),
         parameters=272_474,
         trained=272_474,
+        steps_of_epoch=8,
     ),
     "wrn28_4": Workload(
         title="WRN-28-4 with GroupNorm, batch 64",
@@ -122,6 +126,7 @@ WORKLOADS = {
         image=(32, 32, 3),
         parameters=5_849_050,
         trained=5_849_050,
+        steps_of_epoch=8,
     ),
     "bert_frozen": _bert(32, 64, _BERT_REST, "frozen"),
     "bert": _bert(32, 64, _BERT_EMBEDDINGS[64] + _BERT_REST, "trained"),
@@ -136,6 +141,7 @@ WORKLOADS = {
         classes=50_257,
         parameters=(50_257 + 128 + 2) * 768 + 12 * (12 * 768**2 + 13 * 768),
         trained=(50_257 + 128 + 2) * 768 + 12 * (12 * 768**2 + 13 * 768),
+        steps_of_epoch=4,
     ),
     "lstm": _lstm("LSTM of 128 units, 64 × 100"),
     # In TensorFlow, with the loop that Keras makes by default.

@@ -61,6 +61,17 @@ class TestSummary:
         assert (graph["low"], graph["ms"]) == (9.75, 10.5)
         assert rows[OPACUS, "ghost"]["reason"] == "no rule for the layer"
 
+    def test_turns_stand_for_a_process_of_ours(self):
+        plain = run(OURS, "plain", [5.0], our_ms=[9.0, 11.0], our_peak_mib=120)
+        hooks = run(OPACUS, "hooks", [40.0], our_ms=[10.0], our_peak_mib=130)
+        _, ours, _ = compare.summarized([plain, hooks])
+        assert (ours["framework"], ours["method"]) == (OURS, "graph")
+        assert (ours["ms"], ours["to_ours"], ours["to_plain"]) == (10, 1, 2)
+        assert (ours["peak_mib"], ours["peak_to_plain"]) == (130, 1.3)
+        graph = run(OURS, "graph", [12.0], our_peak_mib=110)
+        _, ours, _ = compare.summarized([plain, graph, hooks])
+        assert (ours["ms"], ours["peak_mib"]) == (12, 100)
+
     def test_rows_have_one_order(self):
         """A run that is repeated keeps its place."""
         rows = compare.summarized(RUNS[::-1])
@@ -225,6 +236,21 @@ class TestMeasure:
             )
         ]
         assert asked.count("tf_dpsub graph ends") == 4 + 4
+
+    @pytest.mark.parametrize(
+        "methods, measured",
+        [
+            (["plain"], [(OURS, "plain"), (OPACUS, "plain")]),
+            (["opacus:plain", "graph"], [(OURS, "graph"), (OPACUS, "plain")]),
+        ],
+    )
+    def test_methods_of_all_frameworks_or_of_one(
+        self, methods, measured, tmp_path, asked
+    ):
+        runs = compare.measure(
+            tmp_path, ["cnn"], [OURS, OPACUS], 1, 0, 60, methods=methods
+        )
+        assert [(r["framework"], r["method"]) for r in runs] == measured
 
     def test_results_have_the_names_of_the_flags(self, tmp_path, asked):
         """Programs write the titles of their frameworks."""
