@@ -235,6 +235,7 @@ class TestSums:
         one entry of them it does to all.
         """
         tensor_cores.narrow(monkeypatch, as_written)
+        tensor_cores.merge_terms(monkeypatch)
         # What terms cancel limits the factor of a row, for its sum with others.
         monkeypatch.setattr(
             graph_gradients.GraphGradients,
@@ -310,6 +311,7 @@ class TestLongSums:
     def dense(self, monkeypatch, rows, terms):
         monkeypatch.setattr(rows_of_batch, "MOST_MERGED_TERMS", terms)
         monkeypatch.setattr(rows_of_batch, "_NARROW", 1)
+        tensor_cores.merge_terms(monkeypatch)
         # Rows of small kernels would be kept, and added up without their terms.
         monkeypatch.setattr(sites, "KEPT_ROWS", 0)
         layer = keras.layers.Dense(2, use_bias=False)

@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from tf_dpsub.gradients import precision
+from tf_dpsub.gradients import precision, summation
 
 
 def pretend_a_gpu(monkeypatch):
@@ -43,6 +43,27 @@ def narrow(monkeypatch, as_written=False):
 
 def one_after_another(function, a, b, short=(False, False)):
     """A product of matrices as a GPU may add it up, in float32."""
+
+    def added(products):
+        return np.cumsum(products, -1, dtype="float32")[..., -1]
+
+    return _added_by(added, function, a, b, short)
+
+
+def every_other(function, a, b, short=(False, False)):
+    """A product of matrices that adds up products in two sums, in turns."""
+
+    def added(products):
+        sums = [
+            np.cumsum(products[..., k::2], -1, dtype="float32")[..., -1]
+            for k in range(min(2, products.shape[-1]))
+        ]
+        return np.sum(sums, 0, dtype="float32")
+
+    return _added_by(added, function, a, b, short)
+
+
+def _added_by(added, function, a, b, short):
     if a.dtype != tf.float32 or all(short):
         # Sums of rows alone: what norms take may be traced for other tests.
         return function(a, b)
@@ -53,9 +74,10 @@ def one_after_another(function, a, b, short=(False, False)):
         b = tf.linalg.matrix_transpose(b)
     b = tf.linalg.matrix_transpose(b)
     products = a[..., :, None, :] * b[..., None, :, :]
-
-    def added(products):
-        return np.cumsum(products, -1, dtype="float32")[..., -1]
-
     total = tf.numpy_function(added, [products], tf.float32)
     return tf.ensure_shape(total, products.shape[:-1])
+
+
+def merge_terms(monkeypatch):
+    """Lets terms of all rows be added up, in whatever order."""
+    monkeypatch.setattr(summation, "is_in_order", lambda *_: True)

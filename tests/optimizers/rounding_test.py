@@ -14,7 +14,7 @@ import tf_dpsub
 from tests.gradients import tensor_cores
 from tf_dpsub import gradients, optimizers, subspaces
 from tf_dpsub.data import given_batches
-from tf_dpsub.gradients import precision
+from tf_dpsub.gradients import precision, summation
 from tf_dpsub.gradients.graph import convolutions, graph_gradients, sites
 from tf_dpsub.primitives import clipping
 
@@ -180,6 +180,7 @@ def test_terms_that_cancel_move_the_sum_by_the_clip(
     # Whatever the processor's blocks are.
     monkeypatch.setattr(precision, "bilinear", tensor_cores.one_after_another)
     monkeypatch.setattr(sites, "KEPT_ROWS", 0)
+    tensor_cores.merge_terms(monkeypatch)
     if not is_limited:
         walk = graph_gradients.GraphGradients
         monkeypatch.setattr(walk, "merged_terms", 1)
@@ -217,6 +218,56 @@ def test_terms_that_cancel_move_the_sum_by_the_clip(
         assert 0.97 * clip < moved <= clip
     else:
         assert moved > 1.001 * clip
+
+
+@pytest.fixture(name="order_is_measured")
+def _order_is_measured():
+    """The order of sums is measured in the test, and anew after it."""
+    summation._is_exact.cache_clear()
+    yield
+    summation._is_exact.cache_clear()
+
+
+@pytest.mark.parametrize("is_merged", [False, True])
+def test_sums_of_every_other_term_move_by_the_clip(
+    is_merged, monkeypatch, order_is_measured
+):
+    """Sums that hold a part of each row are long, where terms cancel."""
+    monkeypatch.setattr(precision, "bilinear", tensor_cores.every_other)
+    monkeypatch.setattr(sites, "KEPT_ROWS", 0)
+    if is_merged:
+        tensor_cores.merge_terms(monkeypatch)
+    # As large as a batch of 380 may be.
+    batch_size, count, side, half = 380, 496, 8, 131
+    power, spacing = 256.0, 2.0**-15
+    values = np.zeros([count, 4])
+    # The victim carries the sum of the first and third terms over the power.
+    values[0, 0] = 10.0
+    level = (power - 0.7) / half / 2
+    values[1 : 1 + half] = level * np.array([1, -1, 1, -1])
+    values[1 + half :, ::2] = -0.37 * spacing
+    x = tf.ones([count, 4, side])
+    t = np.repeat(values[..., None] / side, side, -1).astype("float32")
+    layer = keras.layers.Dense(side, use_bias=False)
+    model = keras.Sequential([keras.Input((4, side)), layer])
+
+    @tf.function(autograph=False)
+    def clipped(keep):
+        rows, _ = gradients.per_example_gradients(
+            lambda b: (tf.reduce_sum(model(b["x"]) * b["t"], [1, 2]), None),
+            {"x": x, "t": tf.constant(t)},
+            model.trainable_variables,
+            "graph",
+        )
+        return clipping.clipped_sum(rows, keep, 1.0, batch_size)[0]
+
+    whole = clipped(np.ones(count))
+    others = clipped(np.arange(count) > 0)
+    moved = np.linalg.norm(np.subtract(whole, others, dtype=np.float64))
+    if is_merged:
+        assert moved > 1.001
+    else:
+        assert 0.99 < moved <= 1
 
 
 KINDS = {

@@ -4,7 +4,7 @@ import math
 
 import tensorflow as tf
 
-from tf_dpsub.gradients import precision
+from tf_dpsub.gradients import precision, summation
 
 
 def reshape(x, shape: list):
@@ -36,7 +36,8 @@ def any_nonzero(tensors):
 
 
 # Rows of more terms are formed before they are added up in float32: sums of all
-# terms of all rows would round too much.
+# terms of all rows would round too much. So are all rows where terms are not
+# added up one after another.
 MOST_MERGED_TERMS = 128
 # So are those of narrower outer products: for them, a product of matrices adds
 # up everything one after another.
@@ -51,9 +52,13 @@ def merged_terms(left, right) -> int:
     Args:
         left, right: tensors, as for `weighted_products`.
     """
-    terms = left.shape[-2]
-    is_narrow = min(left.shape[-1], right.shape[-1]) < _NARROW
-    return 1 if is_narrow or terms > MOST_MERGED_TERMS else terms
+    batch_size, *groups, terms, _ = left.shape
+    sides = left.shape[-1], right.shape[-1]
+    if terms > MOST_MERGED_TERMS or min(sides) < _NARROW:
+        return 1
+    rows = min(batch_size, precision.rows_at_a_time(terms))
+    is_in_order = summation.is_in_order(rows * terms, sides, math.prod(groups))
+    return terms if is_in_order else 1
 
 
 def weighted_products(c, left, right):
