@@ -214,11 +214,11 @@ def sum_factors(
     """Factors for sums in float32, or in float64 where rounding is too much.
 
     Formal guarantees: where a row is a sum of t terms, which are added up with
-    those of other rows, each addition rounds by up to 2^-24 of what has been
-    added up. Terms that cancel may make that longer than the row. By the
-    magnitudes of the terms, in whatever order they are added, factors hold it
-    to `2 sqrt(t)` clips, and of n rows `2^-23 n t^(3/2)` of the clip is left
-    for it, and `2^-20 n` for other rounding of the same rows.
+    those of other rows, one row after another, each addition rounds by up to
+    2^-24 of what has been added up. Terms that cancel may make that longer than
+    the row. By the magnitudes of the terms, in whatever order they are added,
+    factors hold it to `2 sqrt(t)` clips, and of n rows `2^-23 n t^(3/2)` of the
+    clip is left for it, and `2^-20 n` for other rounding of the same rows.
 
     Args:
         gradients: `tf_dpsub.gradients.PerExampleGradients`.
