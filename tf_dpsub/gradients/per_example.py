@@ -13,6 +13,9 @@ from tf_dpsub.gradients.rows import combine_rows, scale_rows
 # share of the squared sum of magnitudes that went into it.
 ROUNDING_MARGIN = 2.0**-18
 
+# Of the coordinates of a row: they round by less than 2^-11 of its norm.
+_LONGEST_SUM = 2**12
+
 
 class PerExampleGradients(abc.ABC):
     """The matrix of per-example gradients, batch x parameters, never stored.
@@ -129,8 +132,11 @@ class PerExampleGradients(abc.ABC):
             Float32 tensor of shape `[batch, r, s]`.
         """
         rows = matrix.matrices(self.rows(variable))
-        by_right = precision.einsum("npd,ds->nps", rows, right)
-        return precision.einsum("nps,pr->nrs", by_right, left)
+        by_right = precision.matmul_in_parts(rows, right)
+        products = precision.matmul_in_parts(
+            tf.cast(by_right, tf.float32), left, transpose_a=True
+        )  # [batch, s, r]
+        return tf.cast(tf.linalg.matrix_transpose(products), tf.float32)
 
     def second_moment_products(
         self, variable, matrix: KernelMatrix, left, right, weights
@@ -199,12 +205,14 @@ class PerExampleGradients(abc.ABC):
             Float32 tensor of shape `[batch, k]`.
         """
         variables = self.variables if variables is None else variables
-        total = tf.zeros([self.batch_size, basis[0].shape[1]])
+        total = tf.zeros([self.batch_size, basis[0].shape[1]], tf.float64)
         for variable, block in zip(variables, basis, strict=True):
             with tf.control_dependencies([total]):
                 rows = tf.reshape(self.rows(variable), [self.batch_size, -1])
-                total += precision.matmul(rows, block)
-        return total
+                total += precision.matmul_in_parts(
+                    rows, block, longest=_LONGEST_SUM
+                )
+        return tf.cast(total, tf.float32)
 
     def combinations(self, weights, variables: list | None = None) -> list:
         """Linear combinations of the rows, several at once.

@@ -53,6 +53,12 @@ _LONGEST_SUM_ON_GPU = 448
 # Of products of what is not of 11 bits, where units of a GPU round to zero.
 _LONGEST_SUM_TO_ZERO = 2**9
 
+# Products of which any order of addition rounds little enough, where squared
+# norms follow from the sums.
+SHORT_SUM = 2**9
+# More parts than this are added up in a loop.
+_MOST_PARTS = 16
+
 _SHORT = (False, False)
 
 _THREAD = threading.local()
@@ -196,6 +202,74 @@ def matmul(a, b, transpose_a=False, transpose_b=False, short: tuple = _SHORT):
     )
 
 
+def matmul_in_parts(
+    a,
+    b,
+    transpose_a=False,
+    transpose_b=False,
+    short: tuple = _SHORT,
+    longest: int = SHORT_SUM,
+):
+    """`matmul` of float32 tensors in float64, of short float32 sums.
+
+    Formal guarantees: the error of an entry is at most `2^-24 longest` times
+    the sum of its products' magnitudes, in whatever order products are added
+    up; on a GPU with TensorFloat-32, of two `short` tensors, twice as much.
+
+    Args:
+        a, b, transpose_a, transpose_b, short: as for `matmul`.
+        longest: int, products that are added up in float32. Defaults to
+            `SHORT_SUM`.
+    """
+    axes = a.shape.rank - 1 - transpose_a, b.shape.rank - 2 + transpose_b
+    count = a.shape[axes[0]]
+
+    def product(a, b):
+        part = matmul(a, b, transpose_a, transpose_b, short)
+        return tf.cast(part, tf.float64)
+
+    number = max(1, -(-count // longest))
+    if number == 1:
+        return product(a, b)
+    size = -(-count // number)
+    if number <= _MOST_PARTS:
+        pairs = zip(
+            *(
+                tf.split(x, _sizes(count, size), axis)
+                for x, axis in zip((a, b), axes)
+            )
+        )
+        return functools.reduce(tf.add, (product(*pair) for pair in pairs))
+    sides = (
+        a.shape[-1 if transpose_a else -2],
+        b.shape[-2 if transpose_b else -1],
+    )
+    return tf.foldl(
+        lambda total, pair: total + product(*pair),
+        tuple(_in_parts(x, axis, size) for x, axis in zip((a, b), axes)),
+        tf.zeros([*a.shape[:-2], *sides], tf.float64),
+        parallel_iterations=1,
+    )
+
+
+def _sizes(count, size):
+    sizes = [size] * (count // size)
+    return sizes + [count % size] if count % size else sizes
+
+
+def _in_parts(x, axis, size):
+    """Parts along an axis, on a new axis in front; the last ends in zeros."""
+    missing = -x.shape[axis] % size
+    if missing:
+        paddings = [[0, 0] for _ in x.shape]
+        paddings[axis][1] = missing
+        x = tf.pad(x, paddings)
+    shape = x.shape.as_list()
+    x = tf.reshape(x, [*shape[:axis], -1, size, *shape[axis + 1 :]])
+    others = [k for k in range(x.shape.rank) if k != axis]
+    return tf.transpose(x, [axis, *others])
+
+
 def einsum(equation: str, a, b):
     """`tf.einsum` of two tensors, as `bilinear` computes it."""
     inputs, output = equation.split("->")
@@ -236,6 +310,19 @@ def norm_margin(terms: int) -> float:
         terms: int, the largest number of products that are added up in it.
     """
     return terms * _ROUNDING if narrowed() else 0.0
+
+
+def gram_margin(*sizes: int) -> float:
+    """Share of the squared magnitudes that a norm by inner products may lack.
+
+    A squared norm of a sum of outer products adds up products of two inner
+    products, one of each side; `matmul_in_parts` computes these.
+
+    Args:
+        *sizes: ints, the lengths of the vectors of each side.
+    """
+    unit = 2.0**-23 if narrowed() else 2.0**-24
+    return unit * sum(min(size, SHORT_SUM) + 4 for size in sizes)
 
 
 def bound(sq_norms):

@@ -10,9 +10,8 @@ import functools
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.ops import control_flow_util
 
-from tf_dpsub.gradients import precision
+from tf_dpsub.gradients import precision, tracing
 
 # Two terms of this size, of opposite signs, and terms of 1 that they absorb;
 # multiples of `_EXACT` they do not.
@@ -35,10 +34,7 @@ def is_in_order(products: int, sides: tuple, groups: int = 1) -> bool:
         sides: pair of ints, the sizes of the result.
         groups: int, the number of such matrices. Defaults to `1`.
     """
-    graph = tf.compat.v1.get_default_graph()
-    if tf.config.get_visible_devices("GPU"):
-        return False
-    if control_flow_util.GraphOrParentsInXlaContext(graph):
+    if tf.config.get_visible_devices("GPU") or tracing.is_in_xla():
         return False
     rows, columns = (min(side, _LARGEST_SIDE) for side in sides)
     with tf.init_scope():

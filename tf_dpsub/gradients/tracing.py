@@ -6,11 +6,18 @@ import threading
 from collections.abc import Callable
 
 import tensorflow as tf
+from tensorflow.python.ops import control_flow_util
 from tensorflow.python.util import tf_stack
 
 from tf_dpsub.gradients import precision
 
 _INTEGERS = (tf.int32.as_datatype_enum, tf.int64.as_datatype_enum)
+
+
+def is_in_xla() -> bool:
+    """Whether XLA compiles the graph that is being traced."""
+    graph = tf.compat.v1.get_default_graph()
+    return control_flow_util.GraphOrParentsInXlaContext(graph)
 
 
 def trace(function: Callable, inputs):

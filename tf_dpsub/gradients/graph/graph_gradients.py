@@ -27,7 +27,11 @@ from tf_dpsub.gradients.per_example import (
     tf_variable,
 )
 from tf_dpsub.gradients.rows import add_in_order, combine_rows, mask_rows
-from tf_dpsub.gradients.tracing import shared_integers, traced_by_shape
+from tf_dpsub.gradients.tracing import (
+    is_in_xla,
+    shared_integers,
+    traced_by_shape,
+)
 
 # Squares of magnitudes beyond this might overflow when margins are added.
 _LARGEST_SQUARE = 1e37
@@ -424,14 +428,16 @@ class GraphGradients(PerExampleGradients):
         all_sites = list(
             dict.fromkeys(site for site, _ in self._parts.values())
         )
+        is_finite = True
+        if is_in_xla():
+            is_finite, factors = _stored(_factors_of(all_sites))
+            _replace_factors(all_sites, factors)
         self._magnitudes = {site: site.sq_magnitudes() for site in all_sites}
         total = add_in_order(list(self._magnitudes.values()))
-        self.valid = total < _LARGEST_SQUARE
+        self.valid = (total < _LARGEST_SQUARE) & is_finite
         self._sq_norms = {site: site.sq_norms() for site in all_sites}
-        factors = [f for site in all_sites for f in site.factors]
-        masked = iter(_masked(self.valid, *factors))
-        for site in all_sites:
-            site.factors = [next(masked) for _ in site.factors]
+        factors = _masked(self.valid, *_factors_of(all_sites))
+        _replace_factors(all_sites, factors)
 
     def _of(self, variables):
         variables = self.variables if variables is None else variables
@@ -442,8 +448,7 @@ class GraphGradients(PerExampleGradients):
 
     def sq_norm_bounds(self, variables=None):
         margins = {
-            site: (ROUNDING_MARGIN + precision.norm_margin(site.longest_sum))
-            * m
+            site: (ROUNDING_MARGIN + site.norm_margin) * m
             for site, m in self._magnitudes.items()
         }
         return precision.bound(
@@ -571,6 +576,45 @@ def _ancestors(ops, until=frozenset()):
             if op not in until:
                 pending.extend(i.op for i in op.inputs)
     return ancestors
+
+
+def _factors_of(all_sites):
+    return [f for site in all_sites for f in site.factors]
+
+
+def _replace_factors(all_sites, factors):
+    factors = iter(factors)
+    for site in all_sites:
+        site.factors = [next(factors) for _ in site.factors]
+
+
+def _stored(factors):
+    """Factors that XLA computes once, and which rows of them are finite.
+
+    XLA may compute the same numbers in several loops, and round them otherwise
+    in each: where numbers nearly cancel, the rows whose norms are taken are
+    then other rows than those that are added up. It has to store what leaves a
+    loop that it cannot foresee, such as one until all rows are finite.
+    """
+
+    def of_rows(factors):
+        flags = [
+            tf.reduce_all(tf.math.is_finite(f), list(range(1, f.shape.rank)))
+            for f in factors
+        ]
+        return tf.reduce_all(tf.stack(flags), 0)
+
+    def zeroed(is_finite, *factors):
+        rows = of_rows(factors)
+        return [is_finite & rows, *mask_rows(rows, factors)]
+
+    is_finite, *stored = tf.while_loop(
+        lambda _, *factors: ~tf.reduce_all(of_rows(factors)),
+        zeroed,
+        [tf.ones([factors[0].shape[0]], tf.bool), *factors],
+        parallel_iterations=1,
+    )
+    return is_finite, stored
 
 
 @traced_by_shape

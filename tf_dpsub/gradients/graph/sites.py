@@ -149,6 +149,11 @@ class Site(abc.ABC):
         """Number of products that are added up in `sq_norms`, at most."""
 
     @property
+    def norm_margin(self) -> float:
+        """Share of `sq_magnitudes` that `sq_norms` may lack, of long sums."""
+        return precision.norm_margin(self.longest_sum)
+
+    @property
     def merged_terms(self) -> int:
         """Terms of a row that `weighted_sum` adds up with those of others.
 
@@ -314,8 +319,14 @@ class OuterProducts(Site):
         if self.terms == 1:
             return 0
         # Rows are formed where inner products of terms cancel, too.
-        by_gram = self.left_size + self.right_size if self._prefers_gram else 0
-        return max(2 * self.terms, by_gram)
+        return 2 * self.terms
+
+    @property
+    def norm_margin(self):
+        margin = super().norm_margin
+        if self.terms > 1 and self._prefers_gram:
+            margin += precision.gram_margin(self.left_size, self.right_size)
+        return margin
 
     def _norms(self):
         """Squared norms of the rows, and their bounds, as `[batch]` each."""
@@ -417,12 +428,14 @@ def _norms_by_gram(left, right):
     """`OuterProducts._norms`, from the products of the terms of a factor."""
     factors = left, right
     grams = [
-        precision.matmul(f, f, transpose_b=True, short=(True, True))
+        precision.matmul_in_parts(f, f, transpose_b=True, short=(True, True))
         for f in factors
     ]
-    sizes = _sq_sizes(factors, [tf.linalg.trace(g) for g in grams])
+    traces = [tf.cast(tf.linalg.trace(g), tf.float32) for g in grams]
+    sizes = _sq_sizes(factors, traces)
     bounds = tf.reduce_sum(sizes[0], 1) * tf.reduce_sum(sizes[1], 1)
     norms = tf.reduce_sum(grams[0] * grams[1], [1, 2, 3])
+    norms = tf.cast(norms, tf.float32)
     is_tiny = tf.reduce_any(
         (sizes[0] < 2 * UNDERFLOW * size(left.shape[2:]))
         | (sizes[1] < 2 * UNDERFLOW * size(right.shape[2:])),

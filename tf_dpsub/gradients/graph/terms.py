@@ -63,7 +63,8 @@ class Dense(Vectors):
         return tf.reshape(self.vectors, [-1, self.size])
 
     def dot(self, basis):
-        dots = precision.matmul(self._merged, basis, short=_SHORT)
+        dots = precision.matmul_in_parts(self._merged, basis, short=_SHORT)
+        dots = tf.cast(dots, tf.float32)
         return tf.reshape(dots, [-1, self.count, basis.shape[1]])
 
     def combine(self, values):
@@ -138,16 +139,18 @@ def inner(a, b):
         a, b: `Dense` or `OneHot`.
 
     Returns:
-        Float32 tensor `[batch, t of a, t of b]`.
+        Float64 tensor `[batch, t of a, t of b]`, as precise as
+        `precision.matmul_in_parts`.
     """
     if isinstance(a, OneHot) and isinstance(b, OneHot):
         same = a.indices[:, :, None] == b.indices[:, None, :]
-        return tf.cast(same, tf.float32)
+        return tf.cast(same, tf.float64)
     if isinstance(b, OneHot):
-        return tf.gather(a.vectors, b.indices, axis=2, batch_dims=1)
+        gathered = tf.gather(a.vectors, b.indices, axis=2, batch_dims=1)
+        return tf.cast(gathered, tf.float64)
     if isinstance(a, OneHot):
         return tf.linalg.matrix_transpose(inner(b, a))
-    return precision.matmul(
+    return precision.matmul_in_parts(
         a.vectors, b.vectors, transpose_b=True, short=(True, True)
     )
 
@@ -163,12 +166,11 @@ def two_sided_products(pairs: list, left, right):
     Returns:
         Float32 tensor `[batch, r, s]`.
     """
-    return tf.add_n(
-        [
-            precision.matmul(a.dot(left), b.dot(right), transpose_a=True)
-            for a, b in pairs
-        ]
-    )
+    products = [
+        precision.matmul_in_parts(a.dot(left), b.dot(right), transpose_a=True)
+        for a, b in pairs
+    ]
+    return tf.cast(tf.add_n(products), tf.float32)
 
 
 def second_moment_product(pairs: list, basis, weights):
@@ -196,7 +198,7 @@ def second_moment_product(pairs: list, basis, weights):
         values = [
             tf.add_n(
                 [
-                    precision.matmul(inner(k, j), v)
+                    precision.matmul(tf.cast(inner(k, j), tf.float32), v)
                     for j, v in zip(others, values)
                 ]
             )

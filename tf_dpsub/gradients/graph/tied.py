@@ -2,6 +2,7 @@
 
 import tensorflow as tf
 
+from tf_dpsub.gradients import precision
 from tf_dpsub.gradients.graph import sites, terms
 from tf_dpsub.gradients.graph.constants import static_shape
 from tf_dpsub.gradients.rows import add_in_order
@@ -70,7 +71,7 @@ class Tied(sites.Site):
 
     def sq_norms(self):
         factors = [_factors(site, view) for site, view in self.uses]
-        total = tf.zeros([self.batch_size])
+        total = tf.zeros([self.batch_size], tf.float64)
         for j, (rows_j, columns_j) in enumerate(factors):
             for k, (rows_k, columns_k) in enumerate(factors[: j + 1]):
                 products = terms.inner(rows_j, rows_k) * terms.inner(
@@ -79,6 +80,7 @@ class Tied(sites.Site):
                 total += (1.0 if j == k else 2.0) * tf.reduce_sum(
                     products, [1, 2]
                 )
+        total = tf.cast(total, tf.float32)
         magnitudes = self.sq_magnitudes()
         cancelled = total < sites.CANCELLATION * magnitudes
         return tf.cond(
@@ -88,13 +90,12 @@ class Tied(sites.Site):
         )
 
     @property
-    def merged_terms(self):
-        return max(site.merged_terms for site, _ in self.uses)
+    def longest_sum(self):
+        return 2 * sum(_factors(*use)[0].count for use in self.uses)
 
     @property
-    def longest_sum(self):
-        counts = sum(_factors(*use)[0].count for use in self.uses)
-        return max(sum(self.shape), 2 * counts)
+    def norm_margin(self):
+        return super().norm_margin + precision.gram_margin(*self.shape)
 
     def _sq_norms_one_by_one(self):
         def sq_norm(i):
@@ -116,12 +117,11 @@ class Tied(sites.Site):
         )
 
     def weighted_sum(self, c):
-        sums = [
-            view.pull_back(site.weighted_sum(c)) for site, view in self.uses
-        ]
-        if len({s.dtype for s in sums}) > 1:
-            sums = [tf.cast(s, tf.float64) for s in sums]
-        return tf.add_n(sums)
+        # Uses may cancel: what one adds up may be much longer than the row.
+        c = tf.cast(c, tf.float64)
+        return tf.add_n(
+            [view.pull_back(site.weighted_sum(c)) for site, view in self.uses]
+        )
 
 
 def _factors(site, view):
