@@ -50,6 +50,14 @@ def one_after_another(function, a, b, short=(False, False)):
     return _added_by(added, function, a, b, short)
 
 
+def all_in_order(function, a, b, short=(False, False)):
+    """As `one_after_another`, of what norms follow from as well."""
+    del short
+    if function.func is not tf.matmul:
+        return function(a, b)
+    return one_after_another(function, a, b)
+
+
 def every_other(function, a, b, short=(False, False)):
     """A product of matrices that adds up products in two sums, in turns."""
 
