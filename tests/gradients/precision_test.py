@@ -525,3 +525,48 @@ class TestSwitch:
         model.fit(X, Y, verbose=0)
         TF32.enable_tensor_float_32_execution(False)
         model.fit(X, Y, verbose=0)
+
+
+class TestParts:
+    """Sums of at most so many float32 products are added up in float64."""
+
+    @pytest.mark.parametrize("transpose_b", [False, True])
+    @pytest.mark.parametrize("transpose_a", [False, True])
+    @pytest.mark.parametrize("count", [5, 64, 65, 300, 2000])
+    def test_are_a_product(self, count, transpose_a, transpose_b):
+        rng = np.random.default_rng(0)
+        a, b = rng.normal(size=(2, 3, 4, count)).astype("float32")
+        expected = a.astype("float64") @ np.swapaxes(b, 1, 2)
+        if transpose_a:
+            a = np.swapaxes(a, 1, 2)
+        if not transpose_b:
+            b = np.swapaxes(b, 1, 2)
+        found = precision.matmul_in_parts(
+            tf.constant(a), tf.constant(b), transpose_a, transpose_b, longest=64
+        )
+        assert found.dtype == tf.float64
+        np.testing.assert_allclose(found, expected, atol=64 * 2.0**-20)
+
+    @pytest.mark.parametrize(
+        "function", [precision.matmul_in_parts, rows_of_batch.outer_sums]
+    )
+    def test_round_little_in_any_order(self, function, monkeypatch):
+        """Each of many small products is lost beside the first."""
+        monkeypatch.setattr(precision, "bilinear", tensor_cores.all_in_order)
+        count = 2**14
+        terms = np.full([1, count, 8], 0.49 * 2.0**-23, "float32")
+        terms[:, 0] = 1
+        ones = np.ones([1, count, 8], "float32")
+        found = function(
+            *map(tf.constant, (terms, ones)), **_TRANSPOSED[function]
+        )
+        exact = terms[0, :, 0].sum(dtype="float64")
+        error = np.max(np.abs(found - exact))
+        # All of them, in one sum: 2^-11.
+        assert error <= 2.0**-14
+
+
+_TRANSPOSED = {
+    precision.matmul_in_parts: {"transpose_a": True},
+    rows_of_batch.outer_sums: {},
+}

@@ -95,7 +95,7 @@ def hostile_batch(method, microbatch_size, microbatches):
 
 
 @pytest.mark.parametrize(
-    "microbatch_size, microbatches", [(64, 4), (64, 64), (512, 1), (512, 4)]
+    "microbatch_size, microbatches", [(64, 4), (64, 64), (256, 1), (256, 4)]
 )
 @pytest.mark.parametrize("method", _SHARE)
 def test_one_example_moves_the_sum_by_the_clip(
@@ -129,7 +129,7 @@ def test_large_batches_are_summed_in_float64(method):
 
 def test_a_batch_far_beyond_the_batch_size_raises():
     """Clipping keeps for rounding what the optimizer's batch size needs."""
-    model = private_model("DPSGD", 1.0, 8, 512)
+    model = private_model("DPSGD", 1.0, 8, 448)
     x, y = np.ones((129, _INPUTS)), np.ones((129, _OUTPUTS))
     model.train_on_batch(x[:128], y[:128])
     with pytest.raises(
@@ -141,9 +141,9 @@ def test_a_batch_far_beyond_the_batch_size_raises():
         model.fit(dataset, verbose=0)
 
 
-def test_a_microbatch_has_512_examples_at_most():
-    with pytest.raises(ValueError, match="microbatch_size <= 512"):
-        private_model("DPSGD", 1.0, 1024, 513)
+def test_a_microbatch_has_448_examples_at_most():
+    with pytest.raises(ValueError, match="microbatch_size <= 448"):
+        private_model("DPSGD", 1.0, 1024, 449)
 
 
 def cancelling_batch(terms, width):

@@ -39,7 +39,7 @@ def test_numbers_of_an_example():
 @pytest.mark.parametrize("expected", [0.5, 8, 250, 5000])
 def test_the_expected_number_is_that_of_poisson_batches(expected):
     drawn = np.random.default_rng(0).poisson(expected, 200_000)
-    for size in (2, 16, 512):
+    for size in (2, 16, 448):
         numbers = np.maximum(1, -(-drawn // size))
         assert np.isclose(
             microbatches.expected_number(expected, size),
@@ -51,10 +51,10 @@ def test_the_expected_number_is_that_of_poisson_batches(expected):
 @pytest.mark.parametrize("size", [8, 250, 400, 1000])
 def test_small_models_take_hardly_more_parts_than_a_poisson_batch_needs(size):
     found = microbatches.default_size(small(), size)
-    assert 2 <= found <= 512
+    assert 2 <= found <= 448
     parts = microbatches.expected_number(size, found)
     # Nearly all batches take the same few parts.
-    assert parts < np.ceil((size + 3 * size**0.5) / 512) + 0.1
+    assert parts < np.ceil((size + 3 * size**0.5) / 448) + 0.1
 
 
 @pytest.mark.parametrize("size", [16, 60, 128, 250, 5000])

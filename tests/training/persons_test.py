@@ -275,7 +275,7 @@ class TestBadInput:
 
     def test_rates_that_draw_more_than_clipping_leaves_room_for(self):
         x = np.zeros((1000, 4), "float32")
-        model = private(linear(), dpsgd(microbatch_size=512))
+        model = private(linear(), dpsgd(microbatch_size=448))
         batches = PoissonBatches(
             x, np.zeros(1000), batch_size=4, sampling_rates=np.full(1000, 0.2)
         )

@@ -125,11 +125,8 @@ def _sum_of_formed_rows(c, left, right):
     rows = max(1, min(batch_size, _FORMED_AT_A_TIME // size))
 
     def total(c, left, right):
-        formed = precision.matmul(
-            left, right, transpose_a=True, short=(True, True)
-        )
+        formed = tf.cast(outer_sums(left, right), tf.float32)
         formed = reshape(formed, [formed.shape[0], size])
-        formed = tf.cast(formed, tf.float32)
         sums = precision.matmul(c[None], formed, short=(False, False))
         return tf.reshape(sums, [*left.shape[1:-2], left.shape[-1], -1])
 
@@ -143,6 +140,37 @@ def _sum_of_formed_rows(c, left, right):
         tf.zeros(shape, tf.float64),
         parallel_iterations=1,
     )
+
+
+# Terms of a row that are added up in float32.
+_LONGEST_ROW = 2**10
+
+
+def outer_sums(left, right):
+    """Sums of outer products, of each row apart.
+
+    Formal guarantees: an entry rounds by at most 2^-14 of the magnitudes of its
+    products, in whatever order they are added up. Norms leave room for that.
+
+    Args:
+        left: float32 or bfloat16 tensor of shape `[batch, ..., t, k]`,
+            `precision.rounded`.
+        right: the same, of shape `[batch, ..., t, n]`.
+
+    Returns:
+        Tensor of shape `[batch, ..., k, n]`, of their type, or float32.
+    """
+    if left.shape[-2] <= _LONGEST_ROW:
+        return precision.matmul(
+            left, right, transpose_a=True, short=(True, True)
+        )
+    sums = precision.matmul_in_parts(
+        *(tf.cast(f, tf.float32) for f in (left, right)),
+        transpose_a=True,
+        short=(True, True),
+        longest=_LONGEST_ROW,
+    )
+    return tf.cast(sums, tf.float32)
 
 
 def _sum_of_all(left, right, short):

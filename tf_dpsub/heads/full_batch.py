@@ -15,7 +15,7 @@ _SHARE_FROM_START = 0.5
 _MUCH_NOISE = 1e-4
 _FEW_STEPS, _MANY_STEPS = 60, 100
 # Speed alone: heads are small.
-_MICROBATCH = 512
+_MICROBATCH = 448
 
 
 class FullBatch:

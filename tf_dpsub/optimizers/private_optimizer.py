@@ -44,7 +44,7 @@ class PrivateOptimizer(OptimizerWrapper, abc.ABC):
             two C takes part in the learning rate alone: 1 is usual. Defaults
             to `"flat"`.
         stability: float, for automatic clipping. Defaults to `None`, 0.01.
-        microbatch_size: int, how many examples are processed at a time, 512 at
+        microbatch_size: int, how many examples are processed at a time, 448 at
             most. It changes speed and memory, never the result. Defaults to
             `None`, the size that should be the fastest.
         per_example: string, `"graph"` (raises where nothing can be proved),

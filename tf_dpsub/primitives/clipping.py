@@ -15,7 +15,7 @@ from tf_dpsub.primitives.release import SMALLEST_NORM
 # rows at a time, that is up to 2^-26 n for each row of the batch.
 _MARGIN = 2.0**-10
 _ROWS = 128
-LARGEST_MICROBATCH = 512
+LARGEST_MICROBATCH = 448
 # Larger batches are summed in float64.
 _LARGEST_FLOAT32_BATCH = 4096
 # So are rows of so many terms that more of the clip would be left for these.

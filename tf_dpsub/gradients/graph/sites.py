@@ -26,6 +26,7 @@ from tf_dpsub.gradients.rows import (
     combine_rows,
     inner_products,
     merged_terms,
+    outer_sums,
     reshape,
     scale_rows,
     sum_squares,
@@ -275,7 +276,7 @@ class OuterProducts(Site):
         """
         if self.terms > 1 and not self._prefers_gram:
             if self.batch_size * size(self.shape) <= KEPT_ROWS:
-                rows = tf.cast(_products(*self.factors), tf.float32)
+                rows = tf.cast(outer_sums(*self.factors), tf.float32)
                 rows = reshape(rows, [self.batch_size, *self._parts])
                 return Stored(self.weight, rows, self._order)
         self.factors = [tf.cast(f, tf.float32) for f in self.factors]
@@ -348,7 +349,7 @@ class OuterProducts(Site):
     def _sq_norms_by_rows(self):
         if self.batch_size * size(self.shape) > 8 * KEPT_ROWS:
             return _sq_norms_one_by_one(*self.factors)
-        return sum_squares(_products(*self.factors))
+        return sum_squares(outer_sums(*self.factors))
 
     def factored(self, inputs):
         if self.groups > 1 or not self._parts:
@@ -370,7 +371,7 @@ class OuterProducts(Site):
 
     def rows(self):
         rows = reshape(
-            _products(*self.factors), [self.batch_size, *self._parts]
+            outer_sums(*self.factors), [self.batch_size, *self._parts]
         )
         order = [0] + [axis + 1 for axis in self._order]
         return reshape(_transpose(rows, order), [self.batch_size, *self.shape])
@@ -401,15 +402,10 @@ class OuterProducts(Site):
         return tf.reshape(total, [-1, count])
 
 
-def _products(left, right):
-    """Sums of outer products of factors, `[batch, groups, k, n]`."""
-    return precision.matmul(left, right, transpose_a=True, short=(True, True))
-
-
 @traced_by_shape
 def _sq_norms_one_by_one(left, right):
     return tf.map_fn(
-        lambda pair: tf.reduce_sum(tf.square(_products(*pair))),
+        lambda pair: tf.reduce_sum(tf.square(outer_sums(*pair))),
         (left, right),
         fn_output_signature=tf.float32,
     )
@@ -481,9 +477,10 @@ class Lookup(Site):
         # At each term stands the sum over all terms of the same entry, which
         # is then counted as often as the entry occurs.
         same = self._same_entry()
-        sums = precision.matmul(
+        sums = precision.matmul_in_parts(
             same, self.factors[0], short=(True, True)
         )  # [batch, t, d]
+        sums = tf.cast(sums, tf.float32)
         counts = tf.reduce_sum(same, 2)  # [batch, t]
         return tf.reduce_sum(tf.reduce_sum(tf.square(sums), 2) / counts, 1)
 
