@@ -128,7 +128,7 @@ class Twice(keras.layers.Layer):
 
 @pytest.mark.parametrize("is_apart", [False, True])
 def test_uses_of_a_weight_that_cancel(is_apart, monkeypatch):
-    """Added up apart in float32, each is long, and the others are lost in it."""
+    """Added up apart in float32, each is long: the others are lost in it."""
     monkeypatch.setattr(precision, "bilinear", tensor_cores.one_after_another)
     monkeypatch.setattr(sites, "KEPT_ROWS", 0)
     if is_apart:
