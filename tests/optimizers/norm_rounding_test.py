@@ -251,3 +251,37 @@ def test_rows_that_are_not_finite_are_zero_in_xla():
     assert np.isfinite(total).all()
     # Each of the two others has the norm of the clip.
     assert np.linalg.norm(total) == pytest.approx(2, rel=0.01)
+
+
+class Compared(keras.layers.Layer):
+    """Embeddings of numbers that the sign of a rounding error chooses."""
+
+    def build(self, shape):
+        count = shape[-1] + 1
+        self.table = self.add_weight(shape=(count, 8), initializer="ones")
+
+    def call(self, x):
+        ops = keras.ops
+        a, b, c = ops.unstack(x, axis=1)
+        halves = [v[:, ::2] for v in (a, b)]
+        product = ops.repeat(halves[0] * halves[1], 2, axis=1)
+        numbers = ops.arange(1, x.shape[-1] + 1, dtype="int32")
+        chosen = ops.where(ops.abs(product - c) > 2e-9, numbers, 0)
+        return ops.take(self.table, chosen, axis=0)
+
+
+def test_xla_looks_up_the_rows_whose_norms_are_taken():
+    x = np.zeros([2, 3, 32], "float32")
+    x[:, 0], x[:, 1] = 1.2345, 1.1
+    x[:, 2] = x[:, 0] * x[:, 1]
+    y = np.zeros([2, 32, 8], "float32")
+    y[0] = 1
+    model = keras.Sequential([keras.Input((3, 32)), Compared()])
+    model = tf_dpsub.make_private(model)
+    model.compile(
+        dpsgd(1.0),
+        loss=lambda y, outputs: keras.ops.sum(y * outputs, (1, 2)),
+        jit_compile=True,
+    )
+    (total,) = clipped_sums(model, x, y)
+    assert 0.99 < np.linalg.norm(total) <= 1

@@ -146,28 +146,26 @@ def _sum_of_formed_rows(c, left, right):
 _LONGEST_ROW = 2**10
 
 
-def outer_sums(left, right):
+def outer_sums(left, right, short: tuple = (True, True)):
     """Sums of outer products, of each row apart.
 
     Formal guarantees: an entry rounds by at most 2^-14 of the magnitudes of its
     products, in whatever order they are added up. Norms leave room for that.
 
     Args:
-        left: float32 or bfloat16 tensor of shape `[batch, ..., t, k]`,
-            `precision.rounded`.
+        left: float32 or bfloat16 tensor of shape `[batch, ..., t, k]`.
         right: the same, of shape `[batch, ..., t, n]`.
+        short: as for `precision.bilinear`. Defaults to both.
 
     Returns:
         Tensor of shape `[batch, ..., k, n]`, of their type, or float32.
     """
     if left.shape[-2] <= _LONGEST_ROW:
-        return precision.matmul(
-            left, right, transpose_a=True, short=(True, True)
-        )
+        return precision.matmul(left, right, transpose_a=True, short=short)
     sums = precision.matmul_in_parts(
         *(tf.cast(f, tf.float32) for f in (left, right)),
         transpose_a=True,
-        short=(True, True),
+        short=short,
         longest=_LONGEST_ROW,
     )
     return tf.cast(sums, tf.float32)

@@ -9,7 +9,12 @@ from tf_dpsub.gradients import precision
 from tf_dpsub.gradients.graph import sites, terms
 from tf_dpsub.gradients.graph.constants import static_shape
 from tf_dpsub.gradients.graph.states import Unproven
-from tf_dpsub.gradients.rows import add_in_order, scale_rows, sum_squares
+from tf_dpsub.gradients.rows import (
+    add_in_order,
+    outer_sums,
+    scale_rows,
+    sum_squares,
+)
 
 # Filter taps with fewer channels than this are not worth a matrix product
 # each, where the filter meets every place and where it skips some.
@@ -173,9 +178,7 @@ class _Geometry:
             with tf.control_dependencies(by_tap[-2:-1]):
                 view = self._view(image, tap, static_shape(map_)[2:-1])
             left = self._grouped(view)
-            by_tap.append(
-                precision.matmul(left, right, transpose_a=True, short=short)
-            )
+            by_tap.append(outer_sums(left, right, short))
         return by_tap
 
     # Without groups: a filter `[size of a patch, r]` meets every place.
@@ -242,9 +245,7 @@ class _Geometry:
         if self._has_patches():
             patches = self._patches(image)  # [batch, t, channels * taps]
             right = tf.reshape(map_, [batch, -1, self.shape[-1]])
-            rows = precision.matmul(
-                patches, right, transpose_a=True, short=(True, True)
-            )
+            rows = outer_sums(patches, right)
             axes = [self.shape[-2], sites.size(self.taps), self.shape[-1]]
             return tf.reshape(rows, [batch, *axes]), [1, 0, 2]
         # [batch, groups, channels, filters of a group], by tap

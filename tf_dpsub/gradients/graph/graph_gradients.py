@@ -430,14 +430,20 @@ class GraphGradients(PerExampleGradients):
         )
         is_finite = True
         if is_in_xla():
-            is_finite, factors = _stored(_factors_of(all_sites))
-            _replace_factors(all_sites, factors)
+            is_finite, stored = _stored(
+                [t for site in all_sites for t in site.determinants]
+            )
+            stored = iter(stored)
+            for site in all_sites:
+                site.determinants = [next(stored) for _ in site.determinants]
         self._magnitudes = {site: site.sq_magnitudes() for site in all_sites}
         total = add_in_order(list(self._magnitudes.values()))
         self.valid = (total < _LARGEST_SQUARE) & is_finite
         self._sq_norms = {site: site.sq_norms() for site in all_sites}
-        factors = _masked(self.valid, *_factors_of(all_sites))
-        _replace_factors(all_sites, factors)
+        factors = [f for site in all_sites for f in site.factors]
+        masked = iter(_masked(self.valid, *factors))
+        for site in all_sites:
+            site.factors = [next(masked) for _ in site.factors]
 
     def _of(self, variables):
         variables = self.variables if variables is None else variables
@@ -578,18 +584,8 @@ def _ancestors(ops, until=frozenset()):
     return ancestors
 
 
-def _factors_of(all_sites):
-    return [f for site in all_sites for f in site.factors]
-
-
-def _replace_factors(all_sites, factors):
-    factors = iter(factors)
-    for site in all_sites:
-        site.factors = [next(factors) for _ in site.factors]
-
-
-def _stored(factors):
-    """Factors that XLA computes once, and which rows of them are finite.
+def _stored(tensors):
+    """Tensors that XLA computes once, and which rows of them are finite.
 
     XLA may compute the same numbers in several loops, and round them otherwise
     in each: where numbers nearly cancel, the rows whose norms are taken are
@@ -597,21 +593,22 @@ def _stored(factors):
     loop that it cannot foresee, such as one until all rows are finite.
     """
 
-    def of_rows(factors):
+    def of_rows(tensors):
         flags = [
-            tf.reduce_all(tf.math.is_finite(f), list(range(1, f.shape.rank)))
-            for f in factors
+            tf.reduce_all(tf.math.is_finite(t), list(range(1, t.shape.rank)))
+            for t in tensors
+            if t.dtype.is_floating
         ]
         return tf.reduce_all(tf.stack(flags), 0)
 
-    def zeroed(is_finite, *factors):
-        rows = of_rows(factors)
-        return [is_finite & rows, *mask_rows(rows, factors)]
+    def zeroed(is_finite, *tensors):
+        rows = of_rows(tensors)
+        return [is_finite & rows, *mask_rows(rows, tensors)]
 
     is_finite, *stored = tf.while_loop(
-        lambda _, *factors: ~tf.reduce_all(of_rows(factors)),
+        lambda _, *tensors: ~tf.reduce_all(of_rows(tensors)),
         zeroed,
-        [tf.ones([factors[0].shape[0]], tf.bool), *factors],
+        [tf.ones([tensors[0].shape[0]], tf.bool), *tensors],
         parallel_iterations=1,
     )
     return is_finite, stored

@@ -109,6 +109,15 @@ class Site(abc.ABC):
         self.batch_size = factors[0].shape[0]
         self._computed: dict = {}
 
+    @property
+    def determinants(self):
+        """All tensors that the rows follow from, a list."""
+        return self.factors
+
+    @determinants.setter
+    def determinants(self, tensors):
+        self.factors = list(tensors)
+
     def _once(self, function):
         """What a function of the factors returns, built once in each graph.
 
@@ -463,6 +472,14 @@ class Lookup(Site):
     def __init__(self, weight, indices, gradients):
         super().__init__(weight, [gradients])
         self.indices = indices
+
+    @property
+    def determinants(self):
+        return [*self.factors, self.indices]
+
+    @determinants.setter
+    def determinants(self, tensors):
+        *self.factors, self.indices = tensors
 
     def _same_entry(self):
         return tf.cast(

@@ -61,6 +61,16 @@ class Tied(sites.Site):
         for site, _ in self.uses:
             site.factors = [next(factors) for _ in site.factors]
 
+    @property
+    def determinants(self):
+        return [t for site, _ in self.uses for t in site.determinants]
+
+    @determinants.setter
+    def determinants(self, tensors):
+        tensors = iter(tensors)
+        for site, _ in self.uses:
+            site.determinants = [next(tensors) for _ in site.determinants]
+
     def nonzero(self):
         flags = [site.nonzero() for site, _ in self.uses]
         return tf.reduce_any(tf.stack(flags), axis=0)
