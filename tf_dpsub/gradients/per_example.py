@@ -209,9 +209,10 @@ class PerExampleGradients(abc.ABC):
         for variable, block in zip(variables, basis, strict=True):
             with tf.control_dependencies([total]):
                 rows = tf.reshape(self.rows(variable), [self.batch_size, -1])
-                total += precision.matmul_in_parts(
+                products = precision.matmul_in_parts(
                     rows, block, longest=_LONGEST_SUM
                 )
+                total += tf.cast(products, tf.float64)
         return tf.cast(total, tf.float32)
 
     def combinations(self, weights, variables: list | None = None) -> list:

@@ -210,7 +210,7 @@ def matmul_in_parts(
     short: tuple = _SHORT,
     longest: int = SHORT_SUM,
 ):
-    """`matmul` of float32 tensors in float64, of short float32 sums.
+    """`matmul` of float32 tensors, of short float32 sums.
 
     Formal guarantees: the error of an entry is at most `2^-24 longest` times
     the sum of its products' magnitudes, in whatever order products are added
@@ -220,17 +220,21 @@ def matmul_in_parts(
         a, b, transpose_a, transpose_b, short: as for `matmul`.
         longest: int, products that are added up in float32. Defaults to
             `SHORT_SUM`.
+
+    Returns:
+        Float32 tensor where there are no more products, else float64.
     """
     axes = a.shape.rank - 1 - transpose_a, b.shape.rank - 2 + transpose_b
     count = a.shape[axes[0]]
+
+    number = max(1, -(-count // longest))
+    if number == 1:
+        return matmul(a, b, transpose_a, transpose_b, short)
 
     def product(a, b):
         part = matmul(a, b, transpose_a, transpose_b, short)
         return tf.cast(part, tf.float64)
 
-    number = max(1, -(-count // longest))
-    if number == 1:
-        return product(a, b)
     size = -(-count // number)
     if number <= _MOST_PARTS:
         pairs = zip(

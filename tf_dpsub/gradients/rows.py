@@ -162,8 +162,10 @@ def outer_sums(left, right, short: tuple = (True, True)):
     """
     if left.shape[-2] <= _LONGEST_ROW:
         return precision.matmul(left, right, transpose_a=True, short=short)
+    left, right = (tf.cast(f, tf.float32) for f in (left, right))
     sums = precision.matmul_in_parts(
-        *(tf.cast(f, tf.float32) for f in (left, right)),
+        left,
+        right,
         transpose_a=True,
         short=short,
         longest=_LONGEST_ROW,

@@ -436,6 +436,7 @@ def _norms_by_gram(left, right):
         precision.matmul_in_parts(f, f, transpose_b=True, short=(True, True))
         for f in factors
     ]
+    grams = [tf.cast(g, tf.float64) for g in grams]
     traces = [tf.cast(tf.linalg.trace(g), tf.float32) for g in grams]
     sizes = _sq_sizes(factors, traces)
     bounds = tf.reduce_sum(sizes[0], 1) * tf.reduce_sum(sizes[1], 1)
@@ -493,11 +494,8 @@ class Lookup(Site):
     def sq_norms(self):
         # At each term stands the sum over all terms of the same entry, which
         # is then counted as often as the entry occurs.
-        same = self._same_entry()
-        sums = precision.matmul_in_parts(
-            same, self.factors[0], short=(True, True)
-        )  # [batch, t, d]
-        sums = tf.cast(sums, tf.float32)
+        same = self._same_entry()  # that of two terms is symmetric
+        sums = outer_sums(same, self.factors[0])  # [batch, t, d]
         counts = tf.reduce_sum(same, 2)  # [batch, t]
         return tf.reduce_sum(tf.reduce_sum(tf.square(sums), 2) / counts, 1)
 

@@ -150,9 +150,10 @@ def inner(a, b):
         return tf.cast(gathered, tf.float64)
     if isinstance(a, OneHot):
         return tf.linalg.matrix_transpose(inner(b, a))
-    return precision.matmul_in_parts(
+    products = precision.matmul_in_parts(
         a.vectors, b.vectors, transpose_b=True, short=(True, True)
     )
+    return tf.cast(products, tf.float64)
 
 
 def two_sided_products(pairs: list, left, right):
