@@ -16,6 +16,7 @@ from tf_dpsub.data import given_batches
 from tf_dpsub.gradients import precision
 from tf_dpsub.gradients.graph import sites, tied
 from tf_dpsub.primitives import clipping
+from tf_dpsub.subspaces import random_subspace
 
 _ULP = 2.0**-23
 
@@ -285,3 +286,47 @@ def test_xla_looks_up_the_rows_whose_norms_are_taken():
     )
     (total,) = clipped_sums(model, x, y)
     assert 0.99 < np.linalg.norm(total) <= 1
+
+
+@pytest.mark.parametrize("stored", [2**30, 1])
+def test_coordinates_in_random_directions_have_short_sums(stored, monkeypatch):
+    """Kept directions, and those that are drawn again."""
+    monkeypatch.setattr(random_subspace, "_STORED", stored)
+    size = 3 * 2**13
+    layer = keras.layers.Dense(1, use_bias=False)
+    model = keras.Sequential([keras.Input((size,)), layer])
+    private = tf_dpsub.make_private(model)
+    optimizer = optimizers.GEP(
+        "sgd",
+        subspace=subspaces.RandomSubspace(rank=1, seed=0),
+        l2_norm_clip=1.0,
+        residual_norm_clip=1.0,
+        noise_multiplier=1.0,
+        batch_size=4,
+        microbatch_size=4,
+    )
+    private.compile(optimizer, loss="mse")
+    clipped_sums(private, np.zeros([4, size]), np.zeros([4, 1]))
+    lengths = []
+    bilinear = precision.bilinear
+
+    def recorded(function, a, b, short=(False, False)):
+        if a.dtype == tf.float32:
+            axis = -2 if function.keywords.get("transpose_a") else -1
+            lengths.append(a.shape[axis])
+        return bilinear(function, a, b, short)
+
+    monkeypatch.setattr(precision, "bilinear", recorded)
+    x = np.ones([4, size], "float32")
+    moved(
+        model,
+        x,
+        np.ones([4, 1], "float32"),
+        lambda rows, keep: [optimizer.subspace.project(rows)],
+    )
+    assert max(lengths) == 2**12
+
+
+def test_a_norm_that_is_not_a_number_leaves_nothing():
+    factors = clipping.clip_factors(tf.constant([4.0, np.nan, 0.0]), 1.0)
+    np.testing.assert_allclose(factors, [0.5, 0, 1], rtol=2e-3)

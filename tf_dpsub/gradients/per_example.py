@@ -13,8 +13,9 @@ from tf_dpsub.gradients.rows import combine_rows, scale_rows
 # share of the squared sum of magnitudes that went into it.
 ROUNDING_MARGIN = 2.0**-18
 
-# Of the coordinates of a row: they round by less than 2^-11 of its norm.
-_LONGEST_SUM = 2**12
+# Products that are added up in float32 in the coordinates of a row, which then
+# round by less than 2^-11 of its norm.
+LONGEST_COORDINATE = 2**12
 
 
 class PerExampleGradients(abc.ABC):
@@ -210,7 +211,7 @@ class PerExampleGradients(abc.ABC):
             with tf.control_dependencies([total]):
                 rows = tf.reshape(self.rows(variable), [self.batch_size, -1])
                 products = precision.matmul_in_parts(
-                    rows, block, longest=_LONGEST_SUM
+                    rows, block, longest=LONGEST_COORDINATE
                 )
                 total += tf.cast(products, tf.float64)
         return tf.cast(total, tf.float32)

@@ -19,8 +19,9 @@ _LARGE, _EXACT = 2.0**25, 4
 # The distances of two such terms, in stretches of products as long as this.
 _DISTANCES = (1, 2, 3, 5, 8, 13, 16, 31)
 _STRETCH = 64
-# Programs for larger matrices are those for matrices of this size.
-_LARGEST_SIDE = 1024
+# Programs for larger matrices are those for matrices of about this size. What
+# is left beyond a multiple of their tiles may take another one.
+_LARGEST_SIDE, _TILE = 1024, 192
 
 
 def is_in_order(products: int, sides: tuple, groups: int = 1) -> bool:
@@ -36,7 +37,10 @@ def is_in_order(products: int, sides: tuple, groups: int = 1) -> bool:
     """
     if tf.config.get_visible_devices("GPU") or tracing.is_in_xla():
         return False
-    rows, columns = (min(side, _LARGEST_SIDE) for side in sides)
+    rows, columns = (
+        min(side, _LARGEST_SIDE + (side - _LARGEST_SIDE) % _TILE)
+        for side in sides
+    )
     with tf.init_scope():
         return _is_exact(products, rows, columns, groups)
 

@@ -334,4 +334,6 @@ def clip_factors(
     rows = max(_ROWS, largest_draw(batch_size))
     share = 1 - _MARGIN * rows / _ROWS - grid.MARGIN - room
     clip = l2_norm_clip * share
-    return clipping.factors(tf.sqrt(sq_norm_bounds), clip)
+    factors = clipping.factors(tf.sqrt(sq_norm_bounds), clip)
+    # No norm is NaN, as no row is. If one were, all would be lost.
+    return tf.where(tf.math.is_nan(factors), 0.0, factors)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tf_dpsub.gradients import precision
+from tf_dpsub.gradients import per_example, precision
 from tf_dpsub.primitives.public_state import public_variable
 from tf_dpsub.subspaces import linear_algebra
 from tf_dpsub.subspaces.basis import StoredBasis
@@ -142,15 +142,16 @@ class RedrawnBasis:
                     self._key,
                     lambda rows, i, sums: (
                         sums
-                        + precision.matmul(
+                        + _long_product(
                             matrix[:, i], tf.cast(rows, matrix.dtype)
                         )
                     ),
-                    tf.zeros([matrix.shape[0], rank], matrix.dtype),
+                    tf.zeros([matrix.shape[0], rank], tf.float64),
                 )
                 totals.append(sums)
             total = tf.add_n(totals)
-            parts.append(precision.matmul(total, tf.cast(inverse, total.dtype)))
+            product = precision.matmul(total, tf.cast(inverse, tf.float64))
+            parts.append(tf.cast(product, matrix.dtype))
         return tf.concat(parts, 1)
 
     def _gram(self, group, rank, key, inverse):
@@ -158,12 +159,12 @@ class RedrawnBasis:
 
         def add(rows, _, total):
             rows = precision.matmul(rows, inverse)
-            return total + precision.matmul(rows, rows, transpose_a=True)
+            return total + _long_product(rows, rows, transpose_a=True)
 
-        total = tf.zeros([rank, rank])
+        total = tf.zeros([rank, rank], tf.float64)
         for k in group.indices:
             total = self._fold(k, rank, key, add, total)
-        return total
+        return tf.cast(total, tf.float32)
 
     def _fold(self, k, rank, key, function: Callable, state):
         """Passes rows of Omega to a function, those of variable `k`.
@@ -193,6 +194,14 @@ class RedrawnBasis:
         """Rows of Omega at a time, and how many times, for variable `k`."""
         drawn = min(self._sizes[k], max(1, _DRAWN // rank))
         return drawn, -(-self._sizes[k] // drawn)
+
+
+def _long_product(a, b, transpose_a=False):
+    """A product of long sums, in float64."""
+    product = precision.matmul_in_parts(
+        a, b, transpose_a, longest=per_example.LONGEST_COORDINATE
+    )
+    return tf.cast(product, tf.float64)
 
 
 def _normal(shape, key, variable, piece):
