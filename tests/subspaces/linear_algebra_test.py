@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.gradients import tensor_cores
 from tests.subspaces.linear_models import orthonormal
+from tf_dpsub.gradients import precision
 from tf_dpsub.subspaces import linear_algebra
 
 ROWS, COLUMNS = 60, 8
@@ -200,3 +202,15 @@ class TestProducts:
             linear_algebra.gram(
                 self.blocks(ORDINARY), self.blocks(ORDINARY)[:1]
             )
+
+
+def test_errors_of_long_columns_are_found(monkeypatch):
+    """Equal numbers, added up one after another, round in one direction."""
+    monkeypatch.setattr(precision, "bilinear", tensor_cores.all_in_order)
+    size = 3 * 2**17
+    column = np.full([size, 1], size**-0.5, "float32")
+    exact = np.sum(column.astype("float64") ** 2) - 1
+    found = linear_algebra.orthonormality_error([tf.constant(column)])
+    assert abs(found - abs(exact)) < 2.0**-15
+    in_order = np.cumsum(np.square(column), dtype="float32")[-1]
+    assert abs(in_order - 1) > 2.0**-13

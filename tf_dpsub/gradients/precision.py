@@ -224,6 +224,7 @@ def matmul_in_parts(
     Returns:
         Float32 tensor where there are no more products, else float64.
     """
+    a, b = tf.convert_to_tensor(a), tf.convert_to_tensor(b)
     axes = a.shape.rank - 1 - transpose_a, b.shape.rank - 2 + transpose_b
     count = a.shape[axes[0]]
 

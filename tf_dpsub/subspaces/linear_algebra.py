@@ -22,6 +22,9 @@ _PASSES = 8
 # has no direction, and is lost in rounding errors elsewhere.
 _FILL = 2.0**-20
 _ROUNDING = 2.0**-22
+# Products that are added up in float32. A column of equal numbers rounds all in
+# one direction: by 2^-14 of its squared norm, in a sum of four times as many.
+_LONGEST_PRODUCT = 2**11
 # Squared norms of columns below this may have been flushed to zero.
 _SMALLEST_SQUARE = 1e-20
 
@@ -45,12 +48,14 @@ def normalized(blocks):
 def gram(blocks, others=None):
     """`A^T B` of two matrices, `[k, n]`; `B` defaults to `A`."""
     others = blocks if others is None else others
-    return tf.add_n(
-        [
-            precision.matmul(a, b, transpose_a=True)
-            for a, b in zip(blocks, others, strict=True)
-        ]
-    )
+    products = [
+        precision.matmul_in_parts(
+            a, b, transpose_a=True, longest=_LONGEST_PRODUCT
+        )
+        for a, b in zip(blocks, others, strict=True)
+    ]
+    total = tf.add_n([tf.cast(p, tf.float64) for p in products])
+    return tf.cast(total, blocks[0].dtype)
 
 
 def right_multiply(blocks, matrix):
