@@ -96,16 +96,6 @@ def test_large_models_work_on_few_rows_of_padding(size):
     assert rows <= (1.25 if size < 64 else 1.16) * size
 
 
-@pytest.mark.parametrize(
-    "size, most", [(8, 1.2), (32, 1.12), (64, 1.06), (250, 1.05), (1000, 1.05)]
-)
-def test_rows_of_the_largest_models_cost_more_than_passes(size, most):
-    model = keras.Sequential([keras.Input((2048,)), L.Dense(2048)])
-    found = microbatches.default_size(model, size)
-    rows = found * microbatches.expected_number(size, found)
-    assert rows <= most * size
-
-
 def test_a_gpu_takes_many(monkeypatch):
     monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: [kind])
     for model in (small(), LARGE["weights"]()):

@@ -7,10 +7,10 @@ import tensorflow as tf
 from keras import tree
 from scipy import stats
 
-# What a microbatch costs beside its rows, in rows. On a CPU rows of models take
-# the longer, the more weights and outputs of layers they have for an example:
-# from so many of these on, it is so many rows.
-_STARTS_BESIDE_LONG_ROWS = {2**22: 1, 2**17: 3}
+# What a microbatch costs beside its rows, in rows, where each row takes long:
+# on a CPU, a model with more weights and outputs of layers for an example.
+_FEW_NUMBERS = 2**17
+_START_BESIDE_LONG_ROWS = 3
 # What larger microbatches of such rows work on leaves the caches.
 _MOST_LONG_ROWS = 64
 _START = 128
@@ -41,12 +41,9 @@ def default_size(
         int, two at least: a batch of one has no axis to follow.
     """
     start, most = _START, _SIZES[-1]
-    if not tf.config.list_logical_devices("GPU"):
-        numbers = _numbers(model) * views
-        for least, rows in _STARTS_BESIDE_LONG_ROWS.items():
-            if numbers > least:
-                start, most = rows, _MOST_LONG_ROWS
-                break
+    is_on_gpu = tf.config.list_logical_devices("GPU")
+    if not is_on_gpu and _numbers(model) * views > _FEW_NUMBERS:
+        start, most = _START_BESIDE_LONG_ROWS, _MOST_LONG_ROWS
     return min(
         [size for size in _SIZES if size <= max(2, most // views)],
         key=lambda size: (
