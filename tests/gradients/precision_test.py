@@ -542,9 +542,14 @@ class TestParts:
         if not transpose_b:
             b = np.swapaxes(b, 1, 2)
         found = precision.matmul_in_parts(
-            tf.constant(a), tf.constant(b), transpose_a, transpose_b, longest=64
+            tf.constant(a),
+            tf.constant(b),
+            transpose_a,
+            transpose_b,
+            longest=64,
+            dtype=tf.float64,
         )
-        assert found.dtype == (tf.float64 if count > 64 else tf.float32)
+        assert found.dtype == tf.float64
         np.testing.assert_allclose(found, expected, atol=64 * 2.0**-20)
 
     @pytest.mark.parametrize(

@@ -134,10 +134,8 @@ class PerExampleGradients(abc.ABC):
         """
         rows = matrix.matrices(self.rows(variable))
         by_right = precision.matmul_in_parts(rows, right)
-        products = precision.matmul_in_parts(
-            tf.cast(by_right, tf.float32), left, transpose_a=True
-        )  # [batch, s, r]
-        return tf.cast(tf.linalg.matrix_transpose(products), tf.float32)
+        products = precision.matmul_in_parts(by_right, left, transpose_a=True)
+        return tf.linalg.matrix_transpose(products)
 
     def second_moment_products(
         self, variable, matrix: KernelMatrix, left, right, weights
@@ -210,10 +208,9 @@ class PerExampleGradients(abc.ABC):
         for variable, block in zip(variables, basis, strict=True):
             with tf.control_dependencies([total]):
                 rows = tf.reshape(self.rows(variable), [self.batch_size, -1])
-                products = precision.matmul_in_parts(
-                    rows, block, longest=LONGEST_COORDINATE
+                total += precision.matmul_in_parts(
+                    rows, block, longest=LONGEST_COORDINATE, dtype=tf.float64
                 )
-                total += tf.cast(products, tf.float64)
         return tf.cast(total, tf.float32)
 
     def combinations(self, weights, variables: list | None = None) -> list:

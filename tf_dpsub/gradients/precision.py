@@ -86,6 +86,11 @@ def _has_gpu():
     return bool(tf.config.get_visible_devices("GPU"))
 
 
+def is_for_gpu() -> bool:
+    """Whether what is traced may run on a GPU, of this machine or another."""
+    return getattr(_THREAD, "narrowed", None) is not None or _has_gpu()
+
+
 def require_as_traced():
     """Refuses TensorFloat-32 where steps were, or are to be, traced without.
 
@@ -182,10 +187,7 @@ def rows_at_a_time(terms: int) -> int:
     Args:
         terms: int, the number of products of a row in each entry of a sum.
     """
-    is_for_gpu = getattr(_THREAD, "narrowed", None) is not None
-    longest = _LONGEST_SUM
-    if is_for_gpu or _has_gpu():
-        longest = _LONGEST_SUM_ON_GPU
+    longest = _LONGEST_SUM_ON_GPU if is_for_gpu() else _LONGEST_SUM
     return max(longest // terms, 1)
 
 
@@ -209,8 +211,9 @@ def matmul_in_parts(
     transpose_b=False,
     short: tuple = _SHORT,
     longest: int = SHORT_SUM,
+    dtype=tf.float32,
 ):
-    """`matmul` of float32 tensors, of short float32 sums.
+    """`matmul` of short float32 sums, which are added up in float64.
 
     Formal guarantees: the error of an entry is at most `2^-24 longest` times
     the sum of its products' magnitudes, in whatever order products are added
@@ -220,9 +223,10 @@ def matmul_in_parts(
         a, b, transpose_a, transpose_b, short: as for `matmul`.
         longest: int, products that are added up in float32. Defaults to
             `SHORT_SUM`.
+        dtype: the type of the result. Defaults to float32.
 
     Returns:
-        Float32 tensor where there are no more products, else float64.
+        Tensor of that type.
     """
     a, b = tf.convert_to_tensor(a), tf.convert_to_tensor(b)
     axes = a.shape.rank - 1 - transpose_a, b.shape.rank - 2 + transpose_b
@@ -230,7 +234,7 @@ def matmul_in_parts(
 
     number = max(1, -(-count // longest))
     if number == 1:
-        return matmul(a, b, transpose_a, transpose_b, short)
+        return tf.cast(matmul(a, b, transpose_a, transpose_b, short), dtype)
 
     def product(a, b):
         part = matmul(a, b, transpose_a, transpose_b, short)
@@ -244,17 +248,19 @@ def matmul_in_parts(
                 for x, axis in zip((a, b), axes)
             )
         )
-        return functools.reduce(tf.add, (product(*pair) for pair in pairs))
+        total = functools.reduce(tf.add, (product(*pair) for pair in pairs))
+        return tf.cast(total, dtype)
     sides = (
         a.shape[-1 if transpose_a else -2],
         b.shape[-2 if transpose_b else -1],
     )
-    return tf.foldl(
+    total = tf.foldl(
         lambda total, pair: total + product(*pair),
         tuple(_in_parts(x, axis, size) for x, axis in zip((a, b), axes)),
         tf.zeros([*a.shape[:-2], *sides], tf.float64),
         parallel_iterations=1,
     )
+    return tf.cast(total, dtype)
 
 
 def _sizes(count, size):

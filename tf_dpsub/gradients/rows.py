@@ -163,14 +163,13 @@ def outer_sums(left, right, short: tuple = (True, True)):
     if left.shape[-2] <= _LONGEST_ROW:
         return precision.matmul(left, right, transpose_a=True, short=short)
     left, right = (tf.cast(f, tf.float32) for f in (left, right))
-    sums = precision.matmul_in_parts(
+    return precision.matmul_in_parts(
         left,
         right,
         transpose_a=True,
         short=short,
         longest=_LONGEST_ROW,
     )
-    return tf.cast(sums, tf.float32)
 
 
 def _sum_of_all(left, right, short):

@@ -35,7 +35,7 @@ def is_in_order(products: int, sides: tuple, groups: int = 1) -> bool:
         sides: pair of ints, the sizes of the result.
         groups: int, the number of such matrices. Defaults to `1`.
     """
-    if tf.config.get_visible_devices("GPU") or tracing.is_in_xla():
+    if precision.is_for_gpu() or tracing.is_in_xla():
         return False
     rows, columns = (
         min(side, _LARGEST_SIDE + (side - _LARGEST_SIDE) % _TILE)

@@ -15,6 +15,8 @@ from tf_dpsub.primitives.release import SMALLEST_NORM
 # rows at a time, that is up to 2^-26 n for each row of the batch.
 _MARGIN = 2.0**-10
 _ROWS = 128
+# So many take seven eighths of it; the rest is for rows that are rounded
+# otherwise at another place.
 LARGEST_MICROBATCH = 448
 # Larger batches are summed in float64.
 _LARGEST_FLOAT32_BATCH = 4096

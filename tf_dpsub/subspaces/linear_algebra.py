@@ -48,14 +48,18 @@ def normalized(blocks):
 def gram(blocks, others=None):
     """`A^T B` of two matrices, `[k, n]`; `B` defaults to `A`."""
     others = blocks if others is None else others
-    products = [
-        precision.matmul_in_parts(
-            a, b, transpose_a=True, longest=_LONGEST_PRODUCT
-        )
-        for a, b in zip(blocks, others, strict=True)
-    ]
-    total = tf.add_n([tf.cast(p, tf.float64) for p in products])
-    return tf.cast(total, blocks[0].dtype)
+    return tf.add_n(
+        [
+            precision.matmul_in_parts(
+                a,
+                b,
+                transpose_a=True,
+                longest=_LONGEST_PRODUCT,
+                dtype=blocks[0].dtype,
+            )
+            for a, b in zip(blocks, others, strict=True)
+        ]
+    )
 
 
 def right_multiply(blocks, matrix):

@@ -198,10 +198,13 @@ class RedrawnBasis:
 
 def _long_product(a, b, transpose_a=False):
     """A product of long sums, in float64."""
-    product = precision.matmul_in_parts(
-        a, b, transpose_a, longest=per_example.LONGEST_COORDINATE
+    return precision.matmul_in_parts(
+        a,
+        b,
+        transpose_a,
+        longest=per_example.LONGEST_COORDINATE,
+        dtype=tf.float64,
     )
-    return tf.cast(product, tf.float64)
 
 
 def _normal(shape, key, variable, piece):

@@ -7,6 +7,8 @@ import tensorflow as tf
 from keras import tree
 from scipy import stats
 
+from tf_dpsub.primitives.clipping import LARGEST_MICROBATCH
+
 # What a microbatch costs beside its rows, in rows, where each row takes long:
 # on a CPU, a model with more weights and outputs of layers for an example.
 _FEW_NUMBERS = 2**17
@@ -15,9 +17,8 @@ _START_BESIDE_LONG_ROWS = 3
 _MOST_LONG_ROWS = 64
 _START = 128
 # The last rows of a batch, where it is no multiple of what instructions work on
-# at a time, may be rounded otherwise than all others. Clipping leaves room for
-# that in microbatches of at most 448 rows.
-_SIZES = (2, 4, 8, *range(16, 448 + 1, 16))
+# at a time, may be rounded otherwise than all others.
+_SIZES = (2, 4, 8, *range(16, LARGEST_MICROBATCH + 1, 16))
 
 
 def default_size(
@@ -40,7 +41,7 @@ def default_size(
     Returns:
         int, two at least: a batch of one has no axis to follow.
     """
-    start, most = _START, _SIZES[-1]
+    start, most = _START, LARGEST_MICROBATCH
     is_on_gpu = tf.config.list_logical_devices("GPU")
     if not is_on_gpu and _numbers(model) * views > _FEW_NUMBERS:
         start, most = _START_BESIDE_LONG_ROWS, _MOST_LONG_ROWS

@@ -430,20 +430,15 @@ class GraphGradients(PerExampleGradients):
         )
         is_finite = True
         if is_in_xla():
-            is_finite, stored = _stored(
-                [t for site in all_sites for t in site.determinants]
-            )
-            stored = iter(stored)
-            for site in all_sites:
-                site.determinants = [next(stored) for _ in site.determinants]
+            determinants = sites.tensors_of(all_sites, "determinants")
+            is_finite, stored = _stored(determinants)
+            sites.replace_tensors(all_sites, "determinants", stored)
         self._magnitudes = {site: site.sq_magnitudes() for site in all_sites}
         total = add_in_order(list(self._magnitudes.values()))
         self.valid = (total < _LARGEST_SQUARE) & is_finite
         self._sq_norms = {site: site.sq_norms() for site in all_sites}
-        factors = [f for site in all_sites for f in site.factors]
-        masked = iter(_masked(self.valid, *factors))
-        for site in all_sites:
-            site.factors = [next(masked) for _ in site.factors]
+        masked = _masked(self.valid, *sites.tensors_of(all_sites, "factors"))
+        sites.replace_tensors(all_sites, "factors", masked)
 
     def _of(self, variables):
         variables = self.variables if variables is None else variables

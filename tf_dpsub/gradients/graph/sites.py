@@ -199,6 +199,18 @@ class Site(abc.ABC):
         return combine_rows(weights, self.rows())
 
 
+def tensors_of(all_sites, kind: str) -> list:
+    """The `"factors"`, or `"determinants"`, of some sites."""
+    return [t for site in all_sites for t in getattr(site, kind)]
+
+
+def replace_tensors(all_sites, kind: str, tensors):
+    """Replaces the tensors that `tensors_of` returns, in their order."""
+    tensors = iter(tensors)
+    for site in all_sites:
+        setattr(site, kind, [next(tensors) for _ in getattr(site, kind)])
+
+
 class Stored(Site):
     """Rows that are formed in any case, such as those of a bias.
 
@@ -433,10 +445,11 @@ def _norms_by_gram(left, right):
     """`OuterProducts._norms`, from the products of the terms of a factor."""
     factors = left, right
     grams = [
-        precision.matmul_in_parts(f, f, transpose_b=True, short=(True, True))
+        precision.matmul_in_parts(
+            f, f, transpose_b=True, short=(True, True), dtype=tf.float64
+        )
         for f in factors
     ]
-    grams = [tf.cast(g, tf.float64) for g in grams]
     traces = [tf.cast(tf.linalg.trace(g), tf.float32) for g in grams]
     sizes = _sq_sizes(factors, traces)
     bounds = tf.reduce_sum(sizes[0], 1) * tf.reduce_sum(sizes[1], 1)

@@ -64,7 +64,6 @@ class Dense(Vectors):
 
     def dot(self, basis):
         dots = precision.matmul_in_parts(self._merged, basis, short=_SHORT)
-        dots = tf.cast(dots, tf.float32)
         return tf.reshape(dots, [-1, self.count, basis.shape[1]])
 
     def combine(self, values):
@@ -150,10 +149,13 @@ def inner(a, b):
         return tf.cast(gathered, tf.float64)
     if isinstance(a, OneHot):
         return tf.linalg.matrix_transpose(inner(b, a))
-    products = precision.matmul_in_parts(
-        a.vectors, b.vectors, transpose_b=True, short=(True, True)
+    return precision.matmul_in_parts(
+        a.vectors,
+        b.vectors,
+        transpose_b=True,
+        short=(True, True),
+        dtype=tf.float64,
     )
-    return tf.cast(products, tf.float64)
 
 
 def two_sided_products(pairs: list, left, right):
@@ -167,11 +169,14 @@ def two_sided_products(pairs: list, left, right):
     Returns:
         Float32 tensor `[batch, r, s]`.
     """
-    products = [
-        precision.matmul_in_parts(a.dot(left), b.dot(right), transpose_a=True)
-        for a, b in pairs
-    ]
-    return tf.cast(tf.add_n(products), tf.float32)
+    return tf.add_n(
+        [
+            precision.matmul_in_parts(
+                a.dot(left), b.dot(right), transpose_a=True
+            )
+            for a, b in pairs
+        ]
+    )
 
 
 def second_moment_product(pairs: list, basis, weights):

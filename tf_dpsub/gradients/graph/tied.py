@@ -33,6 +33,14 @@ def is_factored(uses: list):
     return all(_factors(site, view) is not None for site, view in uses)
 
 
+def _of_uses(kind):
+    """Property: the tensors of a kind that the sites of all uses have."""
+    return property(
+        lambda self: sites.tensors_of(self._sites, kind),
+        lambda self, tensors: sites.replace_tensors(self._sites, kind, tensors),
+    )
+
+
 class Tied(sites.Site):
     """Rows that are sums over several uses of one matrix.
 
@@ -51,25 +59,12 @@ class Tied(sites.Site):
         self.uses = uses
         super().__init__(uses[0][1].source, self.factors)
 
-    @property
-    def factors(self):
-        return [f for site, _ in self.uses for f in site.factors]
-
-    @factors.setter
-    def factors(self, factors):
-        factors = iter(factors)
-        for site, _ in self.uses:
-            site.factors = [next(factors) for _ in site.factors]
+    factors = _of_uses("factors")
+    determinants = _of_uses("determinants")
 
     @property
-    def determinants(self):
-        return [t for site, _ in self.uses for t in site.determinants]
-
-    @determinants.setter
-    def determinants(self, tensors):
-        tensors = iter(tensors)
-        for site, _ in self.uses:
-            site.determinants = [next(tensors) for _ in site.determinants]
+    def _sites(self):
+        return [site for site, _ in self.uses]
 
     def nonzero(self):
         flags = [site.nonzero() for site, _ in self.uses]
