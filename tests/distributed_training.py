@@ -228,6 +228,37 @@ def drawn(strategy, name):
     }
 
 
+class _OfLoss(keras.regularizers.Regularizer):
+    """A regularizer that reads a private result."""
+
+    def __call__(self, weights):
+        return self.model._loss_tracker.result() * keras.ops.sum(weights)
+
+
+def refused(strategy):
+    """Why a step is refused that would read what has no noise."""
+    regularizer = _OfLoss()
+    with strategy.scope():
+        layer = keras.layers.Dense(6, kernel_regularizer=regularizer)
+        plain = keras.Sequential([keras.Input((40,)), layer])
+        regularizer.model = model = tf_dpsub.make_private(plain)
+        model.compile(
+            optimizers.DPSGD(
+                keras.optimizers.SGD(1.0),
+                noise_multiplier=1.0,
+                l2_norm_clip=1.0,
+                batch_size=EXAMPLES,
+            ),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        )
+    before = _flat(plain)
+    try:
+        model.fit(X, Y, verbose=0)
+    except tf_dpsub.gradients.ReadsState as error:
+        return {"change": (_flat(plain) - before).tolist(), "why": str(error)}
+    raise AssertionError("Expected an error, got none.")
+
+
 def _own_batches(strategy, batch_size):
     """Batches of the examples that one of two workers has, or of all."""
     rows = slice(None)
@@ -253,6 +284,7 @@ def all_trained(kind):
         for name in MECHANISMS
     }
     results |= {name: drawn(strategy, name) for name in DRAWN}
+    results["refused"] = refused(strategy)
     results["own examples, in blocks"] = trained(
         strategy, "DP-SGD", together=2, has_own=True
     )

@@ -94,6 +94,12 @@ def test_evaluate_and_predict_as_one(one, several):
     assert together["evaluated"][0] == pytest.approx(together["val_loss"][-1])
 
 
+def test_updates_read_public_values_alone(one, several):
+    for results in (one, several):
+        assert "a metric, say" in results["refused"]["why"]
+        assert not any(results["refused"]["change"])
+
+
 def noise_of(results, without_noise):
     """Noise of one step, in standard deviations."""
     added = np.subtract(results["with noise"]["change"], without_noise)

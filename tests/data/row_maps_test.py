@@ -181,3 +181,13 @@ def test_whether_a_map_may_draw():
     for function in (*RANDOM.values(), calls_python):
         assert batches(function).map_may_draw
     assert not batches(lambda x, y: (2 * x, y)).map_may_draw
+
+
+def test_what_python_functions_keep_is_an_assumption():
+    def python(x, y):
+        outputs = tf.numpy_function(np.negative, [x], tf.float32)
+        return tf.ensure_shape(outputs, x.shape), y
+
+    (assumption,) = batches(python).assumptions
+    assert "Python functions of `map`" in assumption
+    assert batches(lambda x, y: (-x, y)).assumptions == ()

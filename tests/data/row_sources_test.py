@@ -152,3 +152,26 @@ def test_inputs_of_a_source_can_be_compared():
     for part, common in ((rows[:4], 4), (rows + 1, 0)):
         count = overlap.count_common(part, batches.comparable_inputs)
         assert count == common
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_how_many_were_drawn_is_in_no_message(rows):
+    class Odd:
+        shape = (1000, 3)
+
+        def __len__(self):
+            return 1000
+
+        def __getitem__(self, indices):
+            if np.size(indices) < 100:
+                return np.zeros((*np.shape(indices), 3), "float32")
+            return np.zeros((rows * np.size(indices), 2), "float32")
+
+    sampler = PoissonBatches(Odd(), batch_size=900, seed=0)
+    with pytest.raises(tf.errors.InvalidArgumentError) as raised:
+        next(iter(sampler.dataset()))
+    message = str(raised.value)
+    assert "Expected rows" in message or "Expected a row" in message
+    assert not {str(k) for k in range(800, 1000)} & set(
+        message.replace("(", " ").replace(",", " ").split()
+    )

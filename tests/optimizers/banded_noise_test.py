@@ -168,11 +168,14 @@ def test_other_batches_in_a_run_begin_a_cycle(two_runs):
         present.begin_epoch(0)
         first, second = iter([]), iter([])
         for iterator in (first, first, second):
+            present.expect_step()
             present.take_from(iterator)
-            present.charge(1)
+            with present.charged(1):
+                pass
         carried = model.optimizer.banded_noise._carried
         assert int(carried._steps) == 0
         carried._steps.assign(7)
+        present.expect_step()
         present.take_from(second)
         assert int(carried._steps) == 7
     assert [e.steps for e in model.ledger.entries[before:]] == [2, 1]

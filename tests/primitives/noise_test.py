@@ -209,7 +209,7 @@ class TestNoisy:
             words = np.array([1, 2, begin, begin], np.uint32)
             key = tf.constant(words.view(np.int64))
             pairs = tf.function(
-                lambda key: list(noise._threefry_blocks(key, count, 2)),
+                lambda key: list(noise._threefry_blocks(key, 0, count, 2)),
                 jit_compile=True,
                 autograph=False,
             )(key)

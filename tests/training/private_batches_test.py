@@ -362,3 +362,14 @@ def test_a_batch_of_a_dataset_may_be_large():
     x, y = (np.resize(a, (examples, *a.shape[1:])) for a in (X, Y))
     model.fit(tf.data.Dataset.from_tensors((x, y)), verbose=0)
     assert model.ledger.steps == 1
+
+
+def test_the_sum_of_rates_is_in_no_message():
+    """It follows from private data where the rates do."""
+    x, y = np.repeat(X, 400, axis=0), np.repeat(Y, 400)
+    rates = np.full(len(x), 0.987)
+    batches = data.PoissonBatches(x, y, batch_size=1, sampling_rates=rates)
+    model = private(linear(), dpsgd(batch_size=1, **EXACT))
+    with pytest.raises(ValueError, match="which is private") as raised:
+        model.fit(batches, verbose=0)
+    assert f"{rates.sum():.0f}"[:3] not in str(raised.value)

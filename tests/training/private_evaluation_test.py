@@ -108,6 +108,23 @@ def test_rows_that_a_model_mixes_are_evaluated_one_at_a_time():
     np.testing.assert_allclose(values.checked(), math.log(3) / 9, rtol=1e-6)
 
 
+def test_what_python_functions_keep_is_an_assumption():
+    class Python(keras.layers.Layer):
+        def call(self, inputs):
+            outputs = tf.numpy_function(np.tanh, [inputs], tf.float32)
+            outputs.set_shape(inputs.shape)
+            return outputs
+
+    inputs = keras.Input((4,))
+    model = _private(
+        keras.Model(inputs, keras.layers.Dense(3)(Python()(inputs)))
+    )
+    x, y = np.zeros((5, 4), "float32"), np.zeros(5, int)
+    model.evaluate_privately(x, y, noise_multiplier=9.0)
+    statement = " ".join(model.privacy_statement(1e-5).split())
+    assert "what Python functions" in statement
+
+
 def test_noise_is_that_which_is_accounted_for(model):
     x = np.zeros((1, 4), "float32")
     evaluation = _evaluation(

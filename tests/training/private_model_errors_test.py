@@ -403,7 +403,11 @@ class TestNarrowedFloat32:
 
     @pytest.mark.parametrize(
         "option",
-        ["auto_mixed_precision", "auto_mixed_precision_onednn_bfloat16"],
+        [
+            "auto_mixed_precision",
+            "auto_mixed_precision_onednn_bfloat16",
+            "debug_stripper",
+        ],
     )
     def test_options(self, model, option):
         tf.config.optimizer.set_experimental_options({option: True})
@@ -435,4 +439,31 @@ class TestNarrowedFloat32:
             requirements.require_full_precision()
             return
         with pytest.raises(ValueError, match=f"{name}={value} in the env"):
+            requirements.require_full_precision()
+
+    def test_xla_of_parts_that_nobody_names(self, monkeypatch):
+        """It may compute rows twice, and round them otherwise."""
+        monkeypatch.setattr(tf.config.optimizer, "get_jit", lambda: "on")
+        with pytest.raises(ValueError, match="set_jit.*jit_compile=True"):
+            requirements.require_full_precision()
+
+    @pytest.mark.parametrize(
+        "name, flags, is_on",
+        [
+            ("TF_XLA_FLAGS", "--a=1 --tf_xla_auto_jit=2 --b=0", True),
+            ("TF_XLA_FLAGS", "--tf_xla_auto_jit=single-gpu(1)", True),
+            ("TF_XLA_FLAGS", "--tf_xla_auto_jit=0", False),
+            ("TF_XLA_FLAGS", "--tf_xla_cpu_global_jit", False),
+            ("XLA_FLAGS", "--xla_cpu_enable_fast_math", True),
+            ("XLA_FLAGS", "--xla_gpu_enable_fast_min_max=true", True),
+            ("XLA_FLAGS", "--xla_cpu_enable_fast_math=false", False),
+            ("XLA_FLAGS", "--xla_dump_to=folder", False),
+        ],
+    )
+    def test_flags_of_xla(self, monkeypatch, name, flags, is_on):
+        monkeypatch.setenv(name, flags)
+        if not is_on:
+            requirements.require_full_precision()
+            return
+        with pytest.raises(ValueError, match=f"in {name} of the environment"):
             requirements.require_full_precision()

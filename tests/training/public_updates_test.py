@@ -74,6 +74,18 @@ def test_a_metric_is_not_read(use):
         model.fit(X, Y, verbose=0)
 
 
+def test_what_eager_steps_read_is_an_assumption():
+    model = private()
+    assert "in eager steps" not in str(entry_of(model))
+    model.compile(model.optimizer, loss(), run_eagerly=True)
+    assert "in eager steps" in str(entry_of(model))
+
+
+def entry_of(model):
+    model.fit(X, Y, verbose=0)
+    return model.ledger.entries[-1]
+
+
 @pytest.mark.parametrize("use", USES)
 def test_weights_and_numbers_are_read(use):
     model = private(**USES[use](lambda: 0.5))

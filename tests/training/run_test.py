@@ -18,6 +18,7 @@ from tests.training.plain_models import (
     private,
     twin,
 )
+from tf_dpsub.data import given_batches
 from tf_dpsub.training import fit_callbacks, private_step
 
 layers = keras.layers
@@ -206,6 +207,51 @@ class TestSteps:
             with pytest.raises(RuntimeError, match="outside of fit"):
                 model.train_step({"x": X[:4]})
         assert model.ledger.steps == 0
+
+    @pytest.mark.parametrize(
+        "hook, steps",
+        [
+            ("on_train_begin", 0),
+            ("on_epoch_begin", 0),
+            ("on_train_batch_begin", 0),
+            ("on_train_batch_end", 1),
+            ("on_epoch_end", 5),
+        ],
+    )
+    @pytest.mark.parametrize("is_list", [False, True])
+    def test_a_step_of_a_callback_is_refused(
+        self, shared, steps_taken, hook, steps, is_list
+    ):
+        """Its batch was chosen, and would count as one that was drawn."""
+        batch = given_batches.padded(given_batches.named(X[:4], Y[:4]), 4)
+        foreign = iter([batch])
+
+        def take(*args, **kwargs):
+            shared.train_function(foreign)
+
+        callback = keras.callbacks.Callback()
+        setattr(callback, hook, take)
+        callbacks = [callback]
+        if is_list:
+            callbacks = keras.callbacks.CallbackList(callbacks, model=shared)
+        with pytest.raises(RuntimeError, match="between its steps"):
+            shared.fit(X, Y, callbacks=callbacks, verbose=0)
+        assert steps_taken() == steps
+        assert next(foreign) is batch
+
+    @pytest.mark.parametrize(
+        "hook", ["on_epoch_begin", "on_train_batch_begin", "on_epoch_end"]
+    )
+    def test_a_train_step_of_a_callback_is_refused(
+        self, shared, steps_taken, hook
+    ):
+        """Nothing would be charged for it."""
+        batch = given_batches.padded(given_batches.named(X[:4], Y[:4]), 4)
+        callback = keras.callbacks.Callback()
+        setattr(callback, hook, lambda *args, **_: shared.train_step(batch))
+        with pytest.raises(RuntimeError, match="between their steps"):
+            shared.fit(X, Y, callbacks=[callback], verbose=0)
+        assert steps_taken() == (5 if hook == "on_epoch_end" else 0)
 
     @pytest.mark.parametrize("method", ["fit", "train_on_batch"])
     def test_another_run_within_it_is_refused(

@@ -461,6 +461,9 @@ class PoissonBatches:
 
     def _map_with(self, row_map):
         self._map, self.map_may_draw = row_map, row_map.may_draw
+        self.assumptions = tuple(
+            dict.fromkeys((*self.assumptions, *row_map.assumptions))
+        )
         self.inputs = self.comparable_inputs = None
 
     def capacity(self, multiple_of: int = 1, replicas: int = 1) -> int:

@@ -205,14 +205,18 @@ def of_reader(read):
             np.asarray(rows) for rows in keras.tree.flatten(read(indices))
         ]
         shapes = [(rows.shape, tf.as_dtype(rows.dtype)) for rows in leaves]
-        expected = [
-            ((len(indices), *shape), dtype) for shape, dtype in row_specs
-        ]
-        if shapes != expected:
+        if any(shape[:1] != (len(indices),) for shape, _ in shapes):
             raise ValueError(
-                f"Expected arrays {expected} (shape, dtype) for {len(indices)} "
-                f"indices, got {shapes} from the source. Every example must "
-                "have the shapes and dtypes of the first one."
+                "Expected a row for each index, got another number of rows "
+                "from the source."
+            )
+        # How many were drawn is private.
+        shapes = [(shape[1:], dtype) for shape, dtype in shapes]
+        if shapes != row_specs:
+            raise ValueError(
+                f"Expected rows {row_specs} (shape, dtype), got {shapes} from "
+                "the source. Every example must have the shapes and dtypes of "
+                "the first one."
             )
         return leaves
 

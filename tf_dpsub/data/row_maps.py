@@ -10,12 +10,16 @@ import tensorflow as tf
 from tf_dpsub.gradients import vectorized
 from tf_dpsub.gradients.graph import effects
 
+# For the statement.
+_PYTHON = "what Python functions of `map` keep, or read elsewhere"
+
 
 class RowMap:
     """Applies a function to each row of a batch, one at a time.
 
     Formal guarantees: the function is given one row, so that no row can enter
-    another. What it draws follows from a seed of its own for each row, which
+    another, except through what Python functions keep, which is taken to be
+    public. What it draws follows from a seed of its own for each row, which
     follows from a secret key of the step and from the number of the example:
     draws are independent and alike for all rows, and an example less changes
     none of those of the others.
@@ -30,6 +34,7 @@ class RowMap:
     Attributes:
         function: as given.
         may_draw: bool, whether two views of a row may differ.
+        assumptions: tuple of strings, what was taken as public unchecked.
 
     Raises:
         ValueError: if the function keeps a state, draws without a seed, or
@@ -47,7 +52,9 @@ class RowMap:
         )
         traced = _traced(self._map_row, row, tf.TensorSpec([2], tf.int64))
         _check(traced)
-        self.may_draw |= effects.calls_python(traced.graph)
+        self.assumptions = ()
+        if effects.calls_python(traced.graph):
+            self.may_draw, self.assumptions = True, (_PYTHON,)
         self._spec = keras.tree.map_structure(
             lambda t: tf.TensorSpec(t.shape, t.dtype), traced.structured_outputs
         )

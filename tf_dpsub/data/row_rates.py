@@ -6,8 +6,9 @@ from absl import logging
 
 # For the statement.
 ASSUMPTION = (
-    "the largest sampling rate, and that the rate of each example follows from "
-    "this example alone and from public numbers"
+    "the largest sampling rate, that the rate of each example follows from "
+    "this example alone and from public numbers, and that all rates add up to "
+    "about the batch size"
 )
 # Sums of rates that miss the batch size by more are worth a warning.
 _FACTOR = 2

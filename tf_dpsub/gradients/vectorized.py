@@ -6,7 +6,7 @@ import tensorflow as tf
 from absl import logging
 from keras.src import backend
 
-from tf_dpsub.gradients import precision
+from tf_dpsub.gradients import converters, precision
 from tf_dpsub.gradients.graph import draws, effects, sources
 from tf_dpsub.gradients.graph.constants import ConstantFolder
 from tf_dpsub.gradients.graph.states import Key, Unproven
@@ -151,9 +151,10 @@ def _is_empty(aux):
 
 
 def vectorizes(loss_fn, inputs, variables) -> bool:
-    """Returns whether `tf.vectorized_map` can compute rows without a crash.
+    """Returns whether `tf.vectorized_map` can compute rows, each alone.
 
-    In TensorFlow 2.20 and 2.21 the oneDNN kernel of BatchMatMul for CPU writes
+    Not with operations of which it may mix rows: `gradients.converters`. In
+    TensorFlow 2.20 and 2.21 the oneDNN kernel of BatchMatMul for CPU writes
     out of bounds where it repeats some operands.
 
     Args: as `one_by_one`.
@@ -166,7 +167,9 @@ def vectorizes(loss_fn, inputs, variables) -> bool:
         # Its converters would stack strings that split into unequal parts.
         return False
     tf_variables = [tf_variable(v) for v in variables]
-    row_of = _row_function(loss_fn, tf_variables, 1.0)
+    in_range: list = []
+    row_of = _row_function(loss_fn, tf_variables, 1.0, in_range)
+    row_of = converters.keeping_rows_apart(row_of, in_range)
     log = tf.get_logger()
     level = log.level
     # Before it raises, it logs pages about what it could not convert.
@@ -219,8 +222,12 @@ def _runs(traced, inputs):
     return True
 
 
-def _row_function(loss_fn, tf_variables, loss_scale):
-    """Builds the function of one example that returns its row and outputs."""
+def _row_function(loss_fn, tf_variables, loss_scale, in_range=None):
+    """Builds the function of one example that returns its row and outputs.
+
+    Operations that add up segments in range are appended to `in_range`.
+    """
+    in_range = [] if in_range is None else in_range
 
     def row_of(example):
         batch_of_one = tf.nest.map_structure(lambda t: t[None], example)
@@ -233,8 +240,8 @@ def _row_function(loss_fn, tf_variables, loss_scale):
             unconnected_gradients=tf.UnconnectedGradients.ZERO,
         )
         rows = [
-            tf.cast(tf.convert_to_tensor(g), tf.float32) / loss_scale
-            for g in gradients
+            tf.cast(_dense(g, v.shape, in_range), tf.float32) / loss_scale
+            for g, v in zip(gradients, tf_variables)
         ]
         aux = {} if aux is None else aux
         masks = [backend.get_keras_mask(t) for t in tf.nest.flatten(aux)]
@@ -242,6 +249,17 @@ def _row_function(loss_fn, tf_variables, loss_scale):
         return tf.nest.map_structure(tf.convert_to_tensor, outputs)
 
     return row_of
+
+
+def _dense(gradient, shape, in_range):
+    """A gradient as a tensor; ids of rows out of range count for nothing."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    ids = gradient.indices
+    ids = tf.where(ids < tf.cast(shape[0], ids.dtype), ids, -1)
+    dense = tf.math.unsorted_segment_sum(gradient.values, ids, shape[0])
+    in_range.append(dense.op)
+    return dense
 
 
 def require_no_effect(row_of: Callable, inputs, may_read):

@@ -106,23 +106,28 @@ class GridNoise:
         """Number of pairs of random words for one value."""
         return 2 if self.low_bits <= _LOW_BITS_OF_TWO else 3
 
-    def noisy(self, words: list, sums, table: tuple):
+    def noisy(self, sums, numbers):
         """Rounds sums to the grid, and adds noise to them, exactly.
 
         Args:
-            words: list of `blocks` pairs of uint32 tensors of random bits, of
-                the shape of `sums`.
             sums: float64 tensor, as of `rounded`.
-            table: pair of tensors, `table(self)`.
+            numbers: `self.numbers` of their shape, which serve once.
 
         Returns:
             Float64 tensor of multiples of `spacing`.
         """
-        whole = _whole(sums, self.spacing)
-        return (whole + self._numbers(words, table)) * self.spacing
+        return (_whole(sums, self.spacing) + numbers) * self.spacing
 
-    def _numbers(self, words, table):
-        """K, as float64 integers."""
+    def numbers(self, words: list, table: tuple):
+        """K, numbers of spacings.
+
+        Args:
+            words: list of `blocks` pairs of uint32 tensors of random bits.
+            table: pair of tensors, `table(self)`.
+
+        Returns:
+            Float64 tensor of integers, of the shape of each word.
+        """
         (first, second), *rest = words
         low = [word for pair in rest for word in pair]
         thresholds, aliases = table

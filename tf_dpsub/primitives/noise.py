@@ -181,7 +181,10 @@ def _keys_of_one_count(key, parts, sums):
 
 
 def _noisy_in_pieces(noise, key, vector, dtype):
-    """The noisy vector, in pieces that XLA has compiled for a CPU."""
+    """The noisy vector, in pieces that XLA has compiled for a CPU.
+
+    A few are drawn apart from the sums, so that nothing waits for these.
+    """
     count = vector.shape[0]
     pieces = -(-count // PIECE)
     size = PIECE
@@ -190,16 +193,17 @@ def _noisy_in_pieces(noise, key, vector, dtype):
     keys = tf.random.experimental.stateless_split(key, pieces)
     if pieces * size > count:
         vector = tf.pad(vector, [[0, pieces * size - count]])
-    drawn = _compiled(noise, size, dtype)
-    if pieces == 1:
-        numbers = drawn(keys[0], vector)
+    if pieces < _MANY_PIECES:
+        numbers = [_compiled_numbers(noise, size)(k) for k in tf.unstack(keys)]
+        results = _compiled_sum(noise, dtype)(vector, tf.concat(numbers, 0))
     else:
-        numbers = tf.map_fn(
+        drawn = _compiled(noise, size, dtype)
+        results = tf.map_fn(
             lambda piece: drawn(*piece),
             (keys, tf.reshape(vector, [pieces, size])),
             fn_output_signature=tf.TensorSpec([size], dtype),
         )
-    return tf.reshape(numbers, [-1])[:count]
+    return tf.reshape(results, [-1])[:count]
 
 
 def _is_in_xla():
@@ -218,8 +222,7 @@ def _noisy_by_philox(noise, key, vector, dtype):
 
 
 def _noisy_by_threefry(noise, key, vector, dtype):
-    key, before = key
-    words = list(_threefry_blocks(key, vector.shape[0], noise.blocks, before))
+    words = list(_threefry_blocks(*key, vector.shape[0], noise.blocks))
     return _noisy(noise, words, vector, dtype)
 
 
@@ -231,6 +234,27 @@ def _compiled(noise, count, dtype):
         return _noisy_by_threefry(noise, (key, 0), vector, dtype)
 
     return tf.function(draw, jit_compile=True, autograph=False)
+
+
+@functools.lru_cache(maxsize=256)
+def _compiled_numbers(noise, count):
+    """A compiled function of a key: `count` numbers of the noise."""
+
+    def draw(key):
+        words = list(_threefry_blocks(key, 0, count, noise.blocks))
+        return _numbers(noise, words)
+
+    return tf.function(draw, jit_compile=True, autograph=False)
+
+
+@functools.lru_cache(maxsize=256)
+def _compiled_sum(noise, dtype):
+    """A compiled function of a vector and of numbers: the noisy vector."""
+
+    def add(vector, numbers):
+        return _with_numbers(noise, vector, numbers, dtype)
+
+    return tf.function(add, jit_compile=True, autograph=False)
 
 
 def _noisy_by_system(noise, key, vector, dtype):
@@ -250,14 +274,21 @@ def _words_of_system(rows, count):
 
 
 def _noisy(noise, words, vector, dtype):
+    return _with_numbers(noise, vector, _numbers(noise, words), dtype)
+
+
+def _numbers(noise, words):
     thresholds, aliases = grid.table(noise)
-    table = tf.constant(thresholds), tf.constant(aliases)
+    return noise.numbers(words, (tf.constant(thresholds), tf.constant(aliases)))
+
+
+def _with_numbers(noise, vector, numbers, dtype):
     # Cast here, where XLA makes no float64 copy of all numbers.
     vector = tf.cast(vector, tf.float64)
-    return tf.cast(noise.noisy(words, vector, table), dtype)
+    return tf.cast(noise.noisy(vector, numbers), dtype)
 
 
-def _threefry_blocks(key, count, blocks, before=0):
+def _threefry_blocks(key, before, count, blocks):
     """Yields pairs of uint32 words `[count]`, one for each block.
 
     The first half of the key is the cipher's; the second half is the first

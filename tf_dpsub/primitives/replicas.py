@@ -14,6 +14,22 @@ def is_first() -> bool:
     Raises:
         NotImplementedError: if the distribution strategy does not tell.
     """
+    return _index() == 0
+
+
+def is_first_of_worker() -> bool:
+    """Tells whether it runs on the first replica of this worker.
+
+    Raises:
+        NotImplementedError: as `is_first`.
+    """
+    if not are_several():
+        return True
+    extended = tf.distribute.get_strategy().extended
+    return _index() % len(extended.worker_devices) == 0
+
+
+def _index():
     context = tf.distribute.get_replica_context()
     index = tf.get_static_value(context.replica_id_in_sync_group)
     if index is None:
@@ -21,7 +37,7 @@ def is_first() -> bool:
             "The distribution strategy does not tell which replica a step is "
             "traced for. Use MirroredStrategy or MultiWorkerMirroredStrategy."
         )
-    return int(index) == 0
+    return int(index)
 
 
 def summed(tensors: list) -> list:

@@ -50,14 +50,14 @@ def train_function(model):
             return model._tallies.added_to(model.get_metrics_result())
         if count > 1 and not model.run_eagerly:
             requirements.require_full_precision()
-            run.charge(count)
-            return block_of(count)(iterator)
+            with run.charged(count):
+                return block_of(count)(iterator)
         for _ in range(count):
             data = next(iterator)
             # Whatever made the data may have changed it.
             requirements.require_full_precision()
-            run.charge(1)
-            logs = one_step(data)
+            with run.charged(1):
+                logs = one_step(data)
         return logs
 
     run_steps.claims = claims

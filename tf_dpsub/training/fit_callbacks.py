@@ -14,6 +14,13 @@ class EpochCounter(keras.callbacks.Callback):
         self.model.current_run.end_epoch(epoch)
 
 
+class StepCounter(keras.callbacks.Callback):
+    """Tells the run when a step begins, after all others."""
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.model.current_run.expect_step()
+
+
 class ProgressBar(keras.callbacks.ProgbarLogger):
     """Keras's bar, which shows how many examples were dropped if any were."""
 
@@ -38,19 +45,19 @@ def completed(callbacks, verbose):
     Returns:
         List of callbacks, or the `CallbackList` that was given.
     """
-    counter = EpochCounter()
+    epochs, steps = EpochCounter(), StepCounter()
     if not isinstance(callbacks, keras.callbacks.CallbackList):
         flat = tree.flatten(getattr(callbacks, "callbacks", callbacks) or [])
         if verbose and not any(
             isinstance(c, keras.callbacks.ProgbarLogger) for c in flat
         ):
             flat = [*flat, ProgressBar()]
-        return [counter, *flat]
+        return [epochs, *flat, steps]
     # A list of the caller's, who may use it for several runs, and may have put
-    # another one before the counter.
-    counter.set_model(callbacks.model)
-    callbacks.callbacks[:] = [
-        counter,
-        *(c for c in callbacks.callbacks if not isinstance(c, EpochCounter)),
-    ]
+    # others before and behind the counters.
+    for counter in (epochs, steps):
+        counter.set_model(callbacks.model)
+    own = (EpochCounter, StepCounter)
+    others = [c for c in callbacks.callbacks if not isinstance(c, own)]
+    callbacks.callbacks[:] = [epochs, *others, steps]
     return callbacks

@@ -424,10 +424,10 @@ def _check_size(model, poisson):
     if draw > clipping.largest_batch(batch_size):
         raise ValueError(
             "Expected sampling_rates whose sum is about batch_size="
-            f"{batch_size}, got {poisson.expected_size:.4g}. Clipping leaves "
-            "room for rounding in sums of about as many examples as the "
-            "optimizer's batch_size: divide the rates by a public number, or "
-            "raise the batch_size."
+            f"{batch_size}, got a larger one, which is private if the rates "
+            "are. Clipping leaves room for rounding in sums of about as many "
+            "examples as the optimizer's batch_size: divide the rates by a "
+            "public number, or raise the batch_size."
         )
 
 

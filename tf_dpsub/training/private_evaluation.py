@@ -144,7 +144,7 @@ class PrivateEvaluation:
         )
 
     def entry(self) -> accounting.LedgerEntry:
-        """Describes one release."""
+        """Describes one release, of values that were looked at before."""
         return accounting.LedgerEntry(
             mechanism=VALIDATION,
             noise_multiplier=self._multiplier,
@@ -154,7 +154,10 @@ class PrivateEvaluation:
             sampler="batches",
             unit="example" if self._persons is None else "person",
             fixed_seed=self._seed is not None,
-            notes=requirements.public_assumptions(self._model.model),
+            notes=(
+                *requirements.public_assumptions(self._model.model),
+                *self._values.assumptions,
+            ),
             uncovered=tuple(self._model._carried_ledger.uncovered()),
         )
 

@@ -397,6 +397,7 @@ class PrivateModel(
         with run.Run(self, entry, steps_per_epoch=1) as current_run:
             current_run.begin_epoch(0)
             self.optimizer.public_state.begin_run(None)
+            current_run.expect_step()
             logs = self.train_function(iter([batch]))
         logs = {k: float(v) for k, v in logs.items()}
         if return_dict:
@@ -495,11 +496,7 @@ class PrivateModel(
         return self.test_function
 
     def train_step(self, data):
-        if self.current_run is None:
-            raise RuntimeError(
-                "train_step was called outside of fit and train_on_batch: the "
-                "step would not be accounted for. Call one of these instead."
-            )
+        run.require_charged(self.current_run)
         self.current_run.require_claims()
         # Neither waits for the other, unless a mechanism makes it.
         with tf.control_dependencies(self.optimizer.prepare() or []):

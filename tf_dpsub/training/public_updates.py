@@ -7,7 +7,10 @@ import tensorflow as tf
 from tf_dpsub.gradients import ReadsState
 from tf_dpsub.gradients.graph import functions, sources
 from tf_dpsub.layers import conversion
+from tf_dpsub.primitives import replicas
 from tf_dpsub.primitives.public_state import public_variables
+
+_EAGER = "what regularizers, constraints and the optimizer read in eager steps"
 
 
 @contextlib.contextmanager
@@ -17,8 +20,8 @@ def reading_public_values(model, *others):
     Formal guarantees: the update is post-processing of what was released, of
     weights and of the optimizer's state. A regularizer, a constraint, a
     schedule or an optimizer of a user that reads a metric would add a private
-    result, without noise. On one replica, and in a graph, all that is read is
-    looked at; elsewhere it is taken as public unchecked.
+    result, without noise. In a graph all that is read is looked at; eager
+    steps take it as public unchecked, and `assumptions` says so.
 
     Args:
         model: compiled `PrivateModel`, whose step is built.
@@ -27,8 +30,9 @@ def reading_public_values(model, *others):
     Raises:
         ReadsState: if another variable is read.
     """
-    replicas = tf.distribute.get_strategy().num_replicas_in_sync
-    if tf.executing_eagerly() or replicas > 1:
+    if tf.executing_eagerly() or not replicas.is_first_of_worker():
+        # Others trace the same, and what they do while the first waits for
+        # them is looked at. It goes on before they do.
         yield
         return
     graph = tf.compat.v1.get_default_graph()
@@ -47,6 +51,9 @@ def reading_public_values(model, *others):
         )
     )
     for op in graph.get_operations()[before:]:
+        if op.type.startswith("Collective"):
+            # Its resources are the order of such operations.
+            continue
         for read in op.inputs:
             if (
                 read.dtype == tf.resource
@@ -60,3 +67,8 @@ def reading_public_values(model, *others):
                     "out, or make it a weight of the model that is not "
                     "trained."
                 )
+
+
+def assumptions(model) -> tuple[str, ...]:
+    """What updates of weights read that nobody looks at, for the statement."""
+    return (_EAGER,) if model.run_eagerly else ()

@@ -1,6 +1,7 @@
 """Requirements of private training, and assumptions that it rests on."""
 
 import os
+import re
 import warnings
 
 import keras
@@ -26,6 +27,11 @@ _NARROWING = (
     "DNNL_DEFAULT_FPMATH_MODE",
 )
 _STRICT = ("", "0", "false", "strict")
+# Flags of environment variables, and values of them that change nothing.
+_FLAGS = {
+    "TF_XLA_FLAGS": ("tf_xla_auto_jit", ("0", "-1", "off")),
+    "XLA_FLAGS": (r"xla_[cg]pu_enable_fast_[a-z_]+", ("0", "false")),
+}
 _CURE_OF_SELECTION = (
     "Pass public data, `fit(..., validation_data=..., "
     "validation_data_is_public=True)` without validation_split, and monitor a "
@@ -126,7 +132,9 @@ def require_full_precision():
     computed as written. TensorFlow's rewriting of graphs to float16 or bfloat16
     comes after the step was proved, and moved a sum by 1.59 C. With
     TensorFloat-32 on, products that a norm or sum follows from are written
-    differently: see `tf_dpsub.gradients.precision`.
+    differently: see `tf_dpsub.gradients.precision`. What XLA compiles has to
+    be known where it is traced, to be stored once: parts of a graph that
+    TensorFlow has XLA compile unasked may compute rows twice, and otherwise.
 
     Raises:
         ValueError: names the option or variable, and the cure.
@@ -136,7 +144,22 @@ def require_full_precision():
     on = [
         f"the option {name}"
         for name, value in options.items()
-        if name.startswith("auto_mixed_precision") and value
+        if value
+        and (
+            name.startswith("auto_mixed_precision")
+            # Removes assertions, one of them of orthonormal bases.
+            or name == "debug_stripper"
+        )
+    ]
+    if tf.config.optimizer.get_jit():
+        on.append("tf.config.optimizer.set_jit")
+    on += [
+        f"{flag[0]} in {name} of the environment"
+        for name, (pattern, off) in _FLAGS.items()
+        for flag in re.finditer(
+            rf"{pattern}(?:=(\S+))?", os.environ.get(name, "")
+        )
+        if flag[1] is None or flag[1].lower() not in off
     ]
     on += [
         f"{name}={os.environ[name]} in the environment"
@@ -147,10 +170,10 @@ def require_full_precision():
     if on:
         raise ValueError(
             "Expected float32 to be computed as such, got "
-            f"{' and '.join(on)}: sums of clipped gradients would be narrowed. "
-            "Turn it off; for mixed precision use a dtype policy of Keras, "
-            '`keras.config.set_dtype_policy("mixed_bfloat16")`, which is '
-            "accounted for."
+            f"{' and '.join(on)}: sums of clipped gradients would be narrowed, "
+            "or computed otherwise than was proved. Turn it off; to compile, "
+            "`compile(..., jit_compile=True)`; for mixed precision, a dtype "
+            'policy of Keras, `keras.config.set_dtype_policy("mixed_bfloat16")`.'
         )
 
 

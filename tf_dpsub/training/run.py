@@ -1,5 +1,6 @@
 """Steps of one call of `fit`: charged before they run, limited, observed."""
 
+import contextlib
 import dataclasses
 import math
 import threading
@@ -8,7 +9,7 @@ import weakref
 from collections.abc import Callable
 
 from tf_dpsub import accounting, interruptions
-from tf_dpsub.training import calibration, requirements
+from tf_dpsub.training import calibration, public_updates, requirements
 from tf_dpsub.training.claims import Claims, claims_of
 
 # Optimizers of runs in progress. Two runs at a time, in two threads, would draw
@@ -51,6 +52,7 @@ class Run:
         budgets: list of `calibration.Budget`, which the run must keep,
             whatever is added to the ledger meanwhile: that of the optimizer,
             and those of callbacks.
+        is_charged: bool, whether the ledger holds the step that runs now.
     """
 
     def __init__(
@@ -89,6 +91,8 @@ class Run:
         self._ledger_counts: tuple[int, int] | None = None
         self._epochs_to_charge = 0
         self._has_begun = False
+        self._is_step_due = False
+        self.is_charged = False
         self._claims = claims_of(self.optimizer)
 
     def __enter__(self):
@@ -168,15 +172,32 @@ class Run:
             bounds.append(self._limit)
         return min(bounds)
 
+    def expect_step(self):
+        """Called when the next step, or block of steps, is to run."""
+        self._is_step_due = True
+
     def take_from(self, iterator):
         """Called with the iterator of batches, before any is taken.
 
         With bands, batches of an iterator come from one group after the other,
         and share noise: a new one begins an entry, and the noise anew.
 
+        Formal guarantees: batches come from what the run was made for. Only
+        one block of steps runs each time that Keras begins one: a callback
+        cannot make others, of a batch that it has chosen.
+
         Raises:
+            RuntimeError: if no step is due.
             ValueError: if the data have changed: nothing more is charged.
         """
+        if not self._is_step_due:
+            raise RuntimeError(
+                "Expected a step that `fit` itself begins, got one between "
+                "its steps, of a callback, say: it would be charged as if its "
+                "batch was drawn like the others. Call `train_on_batch` when "
+                "`fit` has ended."
+            )
+        self._is_step_due = False
         if self._require_unchanged is not None:
             self._require_unchanged()
         if self.entry.bands > 1 and iterator is not self._iterator:
@@ -187,8 +208,17 @@ class Run:
             self._model.ledger.end_entry()
             self.optimizer.banded_noise.forget()
 
-    def charge(self, steps: int):
-        """Records steps in the ledger, before they run."""
+    @contextlib.contextmanager
+    def charged(self, steps: int):
+        """Records steps in the ledger: only in this context may they run."""
+        self._charge(steps)
+        self.is_charged = True
+        try:
+            yield
+        finally:
+            self.is_charged = False
+
+    def _charge(self, steps):
         interruptions.check()
         model = self._model
         model.optimizer._noise_key.require_own_process()
@@ -405,6 +435,23 @@ def _plan_of(entry):
     return dataclasses.replace(entry.description, uncovered=())
 
 
+def require_charged(run: Run | None):
+    """Refuses a step that is not in the ledger.
+
+    Args:
+        run: the one in progress, or None.
+
+    Raises:
+        RuntimeError: outside of `Run.charged`.
+    """
+    if run is None or not run.is_charged:
+        raise RuntimeError(
+            "train_step was called outside of fit and train_on_batch, or "
+            "between their steps: it would not be accounted for. Call one of "
+            "these instead."
+        )
+
+
 def require_none(model):
     """Refuses to train within a call of `fit` of the same model.
 
@@ -470,6 +517,7 @@ def entry_of(
         notes=(
             *requirements.public_assumptions(model.model),
             *model.training_step.assumptions,
+            *public_updates.assumptions(model),
             *(
                 ()
                 if model.kept_features is None

@@ -1,5 +1,6 @@
 """Sites of convolution filters, in one, two and three dimensions."""
 
+import functools
 import itertools
 
 import numpy as np
@@ -9,6 +10,7 @@ from tf_dpsub.gradients import precision
 from tf_dpsub.gradients.graph import sites, terms
 from tf_dpsub.gradients.graph.constants import static_shape
 from tf_dpsub.gradients.graph.states import Unproven
+from tf_dpsub.gradients.per_example import LONGEST_COORDINATE
 from tf_dpsub.gradients.rows import (
     add_in_order,
     outer_sums,
@@ -189,7 +191,10 @@ class _Geometry:
         return sites.size(self.shape[:-1])
 
     def convolved(self, image, filters):
-        """Products of patches and filters, `[batch * extra, *places, r]`."""
+        """Products of patches and filters, `[batch * extra, *places, r]`.
+
+        Sums in float32 are short: of a part of the channels.
+        """
         arguments = {
             "strides": self.strides,
             "padding": self.padding,
@@ -199,12 +204,23 @@ class _Geometry:
         if len(self.taps) < 3:
             convolution = tf.raw_ops.Conv2D
             arguments["explicit_paddings"] = self.explicit
-        return precision.bilinear(
-            lambda x, f: convolution(input=x, filter=f, **arguments),
-            tf.reshape(image, [-1, *static_shape(image)[2:]]),
-            tf.reshape(filters, [*self.shape[:-1], -1]),
-            short=(True, False),
-        )
+        image = tf.reshape(image, [-1, *static_shape(image)[2:]])
+        filters = tf.reshape(filters, [*self.shape[:-1], -1])
+        channels = self.shape[-2]
+        width = max(1, LONGEST_COORDINATE // sites.size(self.taps))
+        sums = [
+            precision.bilinear(
+                lambda x, f: convolution(input=x, filter=f, **arguments),
+                image[..., begin : begin + width],
+                filters[..., begin : begin + width, :],
+                short=(True, False),
+            )
+            for begin in range(0, channels, width)
+        ]
+        if len(sums) == 1:
+            return sums[0]
+        total = functools.reduce(tf.add, (tf.cast(s, tf.float64) for s in sums))
+        return tf.cast(total, tf.float32)
 
     def combined(self, image, values):
         """Sum of patches outer values `[batch, t, r]`, `[patch_size, r]`."""

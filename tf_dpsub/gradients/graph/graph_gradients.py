@@ -3,7 +3,7 @@
 import tensorflow as tf
 from tensorflow.python.ops import handle_data_util
 
-from tf_dpsub.gradients import precision, zero_terms
+from tf_dpsub.gradients import converters, precision, zero_terms
 from tf_dpsub.gradients.graph import (
     convolutions,
     functions,
@@ -421,7 +421,12 @@ class GraphGradients(PerExampleGradients):
             # Where it was rounded, or compared, there is none.
             return tf.add_n(parts) if parts else tf.zeros(variable.shape)
 
-        return tf.vectorized_map(pull_back, rows, warn=False)
+        try:
+            return tf.vectorized_map(
+                converters.keeping_rows_apart(pull_back), rows, warn=False
+            )
+        except converters.MixesRows:
+            return tf.map_fn(pull_back, rows)
 
     def _check_values(self):
         """Zeroes the examples whose gradients cannot be squared safely."""

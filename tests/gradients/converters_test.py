@@ -1,0 +1,134 @@
+"""What `tf.vectorized_map` may mix is computed one row at a time."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.python.ops.parallel_for import pfor
+
+from tf_dpsub import gradients
+from tf_dpsub.gradients import converters, vectorized
+
+ROWS = 6
+X = np.random.default_rng(0).normal(size=(ROWS, 4)).astype("float32")
+
+
+def rolled(x, v):
+    return tf.roll(x, 1, axis=-1) * v
+
+
+def rolled_by_the_row(x, v):
+    return tf.roll(x, tf.cast(x[0, 0], tf.int32), axis=-1) * v
+
+
+def formatted(x, v):
+    text = tf.strings.format("{}", [x])
+    place = tf.strings.to_hash_bucket_fast(text, 4)
+    return x * tf.gather(v, place)[None]
+
+
+def of_segments(x, v):
+    ids = tf.constant([0, 5, 1, 7])
+    return tf.math.unsorted_segment_sum(x[0] * v, ids, 2)[None]
+
+
+def nested(x, v):
+    return tf.function(rolled, autograph=False)(x, v)
+
+
+def in_a_loop(x, v):
+    return tf.while_loop(
+        lambda i, _: i < 2, lambda i, y: (i + 1, rolled(y, v)), (0, x)
+    )[1]
+
+
+MIXING = [
+    rolled,
+    rolled_by_the_row,
+    formatted,
+    of_segments,
+    nested,
+    in_a_loop,
+]
+
+
+def loss_of(function, variable):
+    def loss(x):
+        # As for a model with one of them: a batch of one.
+        return tf.reduce_sum(function(x, variable) ** 2, -1), None
+
+    return loss
+
+
+@pytest.mark.parametrize("function", MIXING)
+def test_mixing_operations_are_not_vectorized(function):
+    variable = tf.Variable([1.0, 2.0, 3.0, 4.0])
+    loss = loss_of(function, variable)
+    spec = tf.TensorSpec(X.shape)
+    assert not vectorized.vectorizes(loss, spec, [variable])
+    apart = loss_of(lambda x, v: tf.reverse(x, [-1]) * v, variable)
+    assert vectorized.vectorizes(apart, spec, [variable])
+
+
+@pytest.mark.parametrize("function", [rolled, rolled_by_the_row, in_a_loop])
+def test_a_row_follows_from_its_example(function):
+    variable = tf.Variable([1.0, 2.0, 3.0, 4.0])
+    loss = loss_of(function, variable)
+
+    @tf.function(autograph=False)
+    def rows(x):
+        matrix, _ = vectorized.one_by_one(loss, x, [variable])
+        return matrix.rows(variable)
+
+    together = rows(tf.constant(X)).numpy()
+    other = X.copy()
+    other[1:] = 0.0
+    alone = rows(tf.constant(other)).numpy()
+    np.testing.assert_array_equal(alone[0], together[0])
+    assert np.any(together[0])
+
+
+def test_rows_of_an_embedding_are_vectorized():
+    """Its ids are kept in range, where others' would reach other rows."""
+    table = tf.Variable(tf.ones([3, 2]))
+
+    def loss(ids):
+        return tf.reduce_sum(tf.gather(table, ids) ** 2, [1, 2]), None
+
+    spec = tf.TensorSpec([ROWS, 4], tf.int32)
+    assert vectorized.vectorizes(loss, spec, [table])
+    slices = tf.IndexedSlices(
+        tf.ones([3, 2]), tf.constant([0, 3, -1]), tf.constant([3, 2])
+    )
+    made: list = []
+    dense = tf.function(lambda: vectorized._dense(slices, [3, 2], made))()
+    np.testing.assert_array_equal(dense, [[1, 1], [0, 0], [0, 0]])
+
+
+@pytest.mark.parametrize("axis", [0, -1])
+def test_rows_of_a_rolled_weight(axis):
+    """Its rows are pulled back to the variable, behind the proof."""
+    variable = tf.Variable([1.0, 2.0, 3.0, 4.0])
+
+    def loss(x):
+        weight = tf.roll(variable, 1, axis=axis)
+        # Each use of its own: there is no view of the variable.
+        return tf.reduce_sum(tf.nn.relu(x - 0.2) * tf.exp(weight), 1), None
+
+    @tf.function(autograph=False)
+    def rows(x):
+        matrix, _ = gradients.per_example_gradients(loss, x, [variable])
+        return matrix.rows(variable)
+
+    of_weight = np.maximum(X - 0.2, 0) * np.exp(np.roll(variable, 1))
+    expected = np.roll(of_weight, -1, 1)
+    np.testing.assert_allclose(rows(tf.constant(X)), expected, rtol=1e-5)
+
+
+def test_those_that_were_read_are_those_that_are_converted():
+    """Others, of a later TensorFlow, are not taken as right."""
+    registered = set(pfor._pfor_converter_registry)
+    assert converters._APART <= registered
+    assert {"Roll", "StringFormat", "UnsortedSegmentSum"} <= (
+        registered - converters._APART
+    )

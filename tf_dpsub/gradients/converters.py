@@ -1,0 +1,111 @@
+"""Operations that `tf.vectorized_map` computes for each row alone.
+
+It replaces each operation by one of all rows, as a converter of TensorFlow
+says. Some converters let a row see others. In TensorFlow 2.21
+
+- `Roll` along a negative axis moves rows, or shifts each as another one says;
+- `StringFormat` writes all rows into one text;
+- ids of `UnsortedSegmentSum`, its like and `SparseSegmentSum` that are out of
+  range are in the range of another row.
+
+So the list is of those that were read. Operations without a converter run in a
+loop over the rows, one at a time.
+"""
+
+from collections.abc import Callable
+
+import tensorflow as tf
+from tensorflow.python.ops.parallel_for import pfor
+
+from tf_dpsub.gradients.graph import functions
+
+_APART = frozenset(
+    """
+    Abs Acos Acosh Add AddN AddV2 AdjustContrastv2 AdjustHue AdjustSaturation
+    All Angle Any ApproximateEqual ArgMax ArgMin Asin Asinh Atan Atan2 Atanh
+    AvgPool AvgPool3D AvgPool3DGrad AvgPoolGrad BatchMatMul BatchMatMulV2
+    BatchToSpaceND BesselI0 BesselI0e BesselI1 BesselI1e BesselJ0 BesselJ1
+    BesselK0 BesselK0e BesselK1 BesselK1e BesselY0 BesselY1 BiasAdd BiasAddGrad
+    BitwiseAnd BitwiseOr BitwiseXor BroadcastTo Bucketize Case Cast Ceil
+    CheckNumerics Cholesky ClipByValue Complex ComplexAbs ConcatV2 Conj
+    ConjugateTranspose Conv2D Conv2DBackpropFilter Conv2DBackpropInput Cos Cosh
+    Cross Cumprod Cumsum Dawsn DepthToSpace DepthwiseConv2dNative
+    DepthwiseConv2dNativeBackpropFilter DepthwiseConv2dNativeBackpropInput Diag
+    DiagPart Digamma Div DivNoNan Einsum Elu EluGrad EnsureShape Equal Erf Erfc
+    Erfinv Exp ExpandDims Expint Expm1 FFT FFT2D FFT3D Fill Floor FloorDiv
+    FloorMod FresnelCos FresnelSin FusedBatchNormGradV3 FusedBatchNormV3 Gather
+    GatherNd GatherV2 Greater GreaterEqual IFFT IFFT2D IFFT3D IRFFT IRFFT2D
+    IRFFT3D Identity IdentityN If Igamma IgammaGradA Igammac Imag Inv Invert
+    IsFinite IsInf IsNan LeakyRelu LeakyReluGrad LeftShift Less LessEqual Lgamma
+    Log Log1p LogMatrixDeterminant LogSoftmax LogicalAnd LogicalNot LogicalOr
+    LogicalXor LowerBound MatMul MatrixBandPart MatrixDiag MatrixDiagPart
+    MatrixDiagPartV2 MatrixDiagPartV3 MatrixDiagV2 MatrixDiagV3 MatrixInverse
+    MatrixSetDiag MatrixSetDiagV2 MatrixSetDiagV3 MatrixSolve
+    MatrixTriangularSolve Max MaxPool MaxPool3D MaxPool3DGrad MaxPool3DGradGrad
+    MaxPoolGrad MaxPoolGradGrad MaxPoolGradGradV2 MaxPoolGradV2 MaxPoolV2
+    Maximum Mean Min Minimum Mod Mul MulNoNan Multinomial Ndtri Neg NotEqual
+    OneHot OnesLike OptionalFromValue OptionalGetValue Pack Pad PadV2
+    PartitionedCall Polygamma Pow Prod RFFT RFFT2D RFFT3D RandomGamma
+    RandomPoissonV2 RandomStandardNormal RandomUniform RandomUniformInt Rank
+    Real RealDiv Reciprocal ReciprocalGrad Relu Relu6 Relu6Grad ReluGrad Reshape
+    ReverseV2 RightShift Rint Round Rsqrt RsqrtGrad Select SelectV2
+    SelfAdjointEigV2 Selu SeluGrad Shape ShapeN Sigmoid SigmoidGrad Sign Sin
+    Sinh Size Slice Softmax SoftmaxCrossEntropyWithLogits Softplus SoftplusGrad
+    Softsign SoftsignGrad SpaceToBatchND SpaceToDepth
+    SparseSoftmaxCrossEntropyWithLogits Spence Split SplitV Sqrt SqrtGrad Square
+    SquaredDifference Squeeze StackPopV2 StackPushV2 StatefulPartitionedCall
+    StatelessCase StatelessIf StatelessMultinomial
+    StatelessParameterizedTruncatedNormal StatelessRandomBinomial
+    StatelessRandomGammaV2 StatelessRandomNormal StatelessRandomPoisson
+    StatelessRandomUniform StatelessRandomUniformFullInt
+    StatelessRandomUniformInt StatelessTruncatedNormal StatelessWhile
+    StopGradient StridedSlice StridedSliceGrad Sub Sum Tan Tanh TanhGrad
+    TensorArrayGatherV3 TensorArrayGradV3 TensorArrayReadV3 TensorArrayScatterV3
+    TensorArraySizeV3 TensorArrayV3 TensorArrayWriteV3 TensorListConcatV2
+    TensorListElementShape TensorListFromTensor TensorListGather
+    TensorListGetItem TensorListLength TensorListPopBack TensorListPushBack
+    TensorListReserve TensorListScatterIntoExistingList TensorListSetItem
+    TensorListStack TensorScatterUpdate Tile TopK TopKV2 Transpose TruncateDiv
+    TruncateMod TruncatedNormal Unpack UpperBound While Xdivy XlaEinsum
+    XlaSharding Xlog1py Xlogy ZerosLike Zeta _EagerConst
+    """.split()
+)
+
+
+class MixesRows(ValueError):
+    """A converter of `tf.vectorized_map` may let a row see others."""
+
+
+def keeping_rows_apart(row_of: Callable, in_range=()) -> Callable:
+    """Wraps a function of one row for `tf.vectorized_map`.
+
+    Formal guarantees: with what it returns, the map computes each row as if it
+    were alone, as far as the converters that are listed here do.
+
+    Args:
+        row_of: function of one row.
+        in_range: container of operations, as they are made, that add up
+            segments by ids that are in range.
+
+    Returns:
+        A function of one row that raises `MixesRows` when it is traced with
+        other operations.
+    """
+
+    def checked(row):
+        graph = tf.compat.v1.get_default_graph()
+        before = len(graph.get_operations())
+        outputs = row_of(row)
+        for op in graph.get_operations()[before:]:
+            kinds = set() if op in in_range else {op.type}
+            for definition in functions.called(op):
+                kinds.update(node.op for node in definition.node_def)
+            mixing = kinds & pfor._pfor_converter_registry.keys() - _APART
+            if mixing:
+                raise MixesRows(
+                    f"tf.vectorized_map may mix rows in {min(mixing)} "
+                    f"'{op.name}'"
+                )
+        return outputs
+
+    return checked
