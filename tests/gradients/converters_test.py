@@ -1,6 +1,5 @@
 """What `tf.vectorized_map` may mix is computed one row at a time."""
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -172,8 +172,8 @@ def require_full_precision():
             "Expected float32 to be computed as such, got "
             f"{' and '.join(on)}: sums of clipped gradients would be narrowed, "
             "or computed otherwise than was proved. Turn it off; to compile, "
-            "`compile(..., jit_compile=True)`; for mixed precision, a dtype "
-            'policy of Keras, `keras.config.set_dtype_policy("mixed_bfloat16")`.'
+            "`compile(..., jit_compile=True)`; for mixed precision, "
+            '`keras.config.set_dtype_policy("mixed_bfloat16")`.'
         )
 
 
