@@ -6,8 +6,8 @@ import tensorflow as tf
 from absl import logging
 from keras.src import backend
 
-from tf_dpsub.gradients import converters, precision
-from tf_dpsub.gradients.graph import draws, effects, sources
+from tf_dpsub.gradients import precision
+from tf_dpsub.gradients.graph import converters, draws, effects, sources
 from tf_dpsub.gradients.graph.constants import ConstantFolder
 from tf_dpsub.gradients.graph.states import Key, Unproven
 from tf_dpsub.gradients.per_example import (
@@ -153,7 +153,7 @@ def _is_empty(aux):
 def vectorizes(loss_fn, inputs, variables) -> bool:
     """Returns whether `tf.vectorized_map` can compute rows, each alone.
 
-    Not with operations of which it may mix rows: `gradients.converters`. In
+    Not with operations of which it may mix rows: `graph.converters`. In
     TensorFlow 2.20 and 2.21 the oneDNN kernel of BatchMatMul for CPU writes
     out of bounds where it repeats some operands.
 

@@ -3,8 +3,9 @@
 import tensorflow as tf
 from tensorflow.python.ops import handle_data_util
 
-from tf_dpsub.gradients import converters, precision, zero_terms
+from tf_dpsub.gradients import precision, zero_terms
 from tf_dpsub.gradients.graph import (
+    converters,
     convolutions,
     functions,
     loop_sites,

@@ -6,7 +6,8 @@ import tensorflow as tf
 from tensorflow.python.ops.parallel_for import pfor
 
 from tf_dpsub import gradients
-from tf_dpsub.gradients import converters, vectorized
+from tf_dpsub.gradients import vectorized
+from tf_dpsub.gradients.graph import converters
 
 ROWS = 6
 X = np.random.default_rng(0).normal(size=(ROWS, 4)).astype("float32")
