@@ -331,6 +331,7 @@ class TestRelease:
         """Each piece of it is drawn where it is added."""
         monkeypatch.setattr(noise, "COMPILED", 1000)
         monkeypatch.setattr(noise, "PIECE", 500)
+        monkeypatch.setattr(noise, "_MANY_PIECES", 2)
         monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: [])
         optimizer = built(zeros(1000))
         step = tf.function(lambda s: take_step(optimizer, [s]))

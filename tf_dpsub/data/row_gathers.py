@@ -207,8 +207,8 @@ def of_reader(read):
         shapes = [(rows.shape, tf.as_dtype(rows.dtype)) for rows in leaves]
         if any(shape[:1] != (len(indices),) for shape, _ in shapes):
             raise ValueError(
-                "Expected a row for each index, got another number of rows "
-                "from the source."
+                "Expected a row for each index, as for the first one, got "
+                "another number of rows from the source."
             )
         # How many were drawn is private.
         shapes = [(shape[1:], dtype) for shape, dtype in shapes]
