@@ -32,6 +32,16 @@ def of_segments(x, v):
     return tf.math.unsorted_segment_sum(x[0] * v, ids, 2)[None]
 
 
+def gathered_from_a_list(x, v):
+    items = tf.TensorArray(tf.float32, size=4).unstack(x[0] * v)
+    return items.gather([1, 0, 3, 2])[None]
+
+
+def of_sparse_segments(x, v):
+    ids = tf.constant([0, 1])
+    return tf.sparse.segment_sum(x[0] * v, ids, ids * 0, num_segments=2)[None]
+
+
 def nested(x, v):
     return tf.function(rolled, autograph=False)(x, v)
 
@@ -47,6 +57,8 @@ MIXING = [
     rolled_by_the_row,
     formatted,
     of_segments,
+    gathered_from_a_list,
+    of_sparse_segments,
     nested,
     in_a_loop,
 ]

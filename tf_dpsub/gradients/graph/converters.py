@@ -6,7 +6,10 @@ says. Some converters let a row see others. In TensorFlow 2.21
 - `Roll` along a negative axis moves rows, or shifts each as another one says;
 - `StringFormat` writes all rows into one text;
 - ids of `UnsortedSegmentSum`, its like and `SparseSegmentSum` that are out of
-  range are in the range of another row.
+  range are in the range of another row, and gradients of the latter have the
+  stride of another number of rows;
+- `TensorListGather` returns its entries by row and rows by entry;
+- `BatchMatMul` of matrices, without a batch, takes the rows for one matrix.
 
 So the list is of those that were read. Operations without a converter run in a
 loop over the rows, one at a time.
@@ -23,13 +26,13 @@ _APART = frozenset(
     """
     Abs Acos Acosh Add AddN AddV2 AdjustContrastv2 AdjustHue AdjustSaturation
     All Angle Any ApproximateEqual ArgMax ArgMin Asin Asinh Atan Atan2 Atanh
-    AvgPool AvgPool3D AvgPool3DGrad AvgPoolGrad BatchMatMul BatchMatMulV2
-    BatchToSpaceND BesselI0 BesselI0e BesselI1 BesselI1e BesselJ0 BesselJ1
-    BesselK0 BesselK0e BesselK1 BesselK1e BesselY0 BesselY1 BiasAdd BiasAddGrad
-    BitwiseAnd BitwiseOr BitwiseXor BroadcastTo Bucketize Case Cast Ceil
-    CheckNumerics Cholesky ClipByValue Complex ComplexAbs ConcatV2 Conj
-    ConjugateTranspose Conv2D Conv2DBackpropFilter Conv2DBackpropInput Cos Cosh
-    Cross Cumprod Cumsum Dawsn DepthToSpace DepthwiseConv2dNative
+    AvgPool AvgPool3D AvgPool3DGrad AvgPoolGrad BatchMatMulV2 BatchToSpaceND
+    BesselI0 BesselI0e BesselI1 BesselI1e BesselJ0 BesselJ1 BesselK0 BesselK0e
+    BesselK1 BesselK1e BesselY0 BesselY1 BiasAdd BiasAddGrad BitwiseAnd
+    BitwiseOr BitwiseXor BroadcastTo Bucketize Case Cast Ceil CheckNumerics
+    Cholesky ClipByValue Complex ComplexAbs ConcatV2 Conj ConjugateTranspose
+    Conv2D Conv2DBackpropFilter Conv2DBackpropInput Cos Cosh Cross Cumprod
+    Cumsum Dawsn DepthToSpace DepthwiseConv2dNative
     DepthwiseConv2dNativeBackpropFilter DepthwiseConv2dNativeBackpropInput Diag
     DiagPart Digamma Div DivNoNan Einsum Elu EluGrad EnsureShape Equal Erf Erfc
     Erfinv Exp ExpandDims Expint Expm1 FFT FFT2D FFT3D Fill Floor FloorDiv
@@ -41,10 +44,9 @@ _APART = frozenset(
     LogicalXor LowerBound MatMul MatrixBandPart MatrixDiag MatrixDiagPart
     MatrixDiagPartV2 MatrixDiagPartV3 MatrixDiagV2 MatrixDiagV3 MatrixInverse
     MatrixSetDiag MatrixSetDiagV2 MatrixSetDiagV3 MatrixSolve
-    MatrixTriangularSolve Max MaxPool MaxPool3D MaxPool3DGrad MaxPool3DGradGrad
-    MaxPoolGrad MaxPoolGradGrad MaxPoolGradGradV2 MaxPoolGradV2 MaxPoolV2
-    Maximum Mean Min Minimum Mod Mul MulNoNan Multinomial Ndtri Neg NotEqual
-    OneHot OnesLike OptionalFromValue OptionalGetValue Pack Pad PadV2
+    MatrixTriangularSolve Max MaxPool MaxPool3D MaxPool3DGrad MaxPoolGrad
+    MaxPoolGradV2 MaxPoolV2 Maximum Mean Min Minimum Mod Mul MulNoNan
+    Multinomial Ndtri Neg NotEqual OneHot OnesLike Pack Pad PadV2
     PartitionedCall Polygamma Pow Prod RFFT RFFT2D RFFT3D RandomGamma
     RandomPoissonV2 RandomStandardNormal RandomUniform RandomUniformInt Rank
     Real RealDiv Reciprocal ReciprocalGrad Relu Relu6 Relu6Grad ReluGrad Reshape
@@ -53,16 +55,13 @@ _APART = frozenset(
     Sinh Size Slice Softmax SoftmaxCrossEntropyWithLogits Softplus SoftplusGrad
     Softsign SoftsignGrad SpaceToBatchND SpaceToDepth
     SparseSoftmaxCrossEntropyWithLogits Spence Split SplitV Sqrt SqrtGrad Square
-    SquaredDifference Squeeze StackPopV2 StackPushV2 StatefulPartitionedCall
-    StatelessCase StatelessIf StatelessMultinomial
-    StatelessParameterizedTruncatedNormal StatelessRandomBinomial
-    StatelessRandomGammaV2 StatelessRandomNormal StatelessRandomPoisson
-    StatelessRandomUniform StatelessRandomUniformFullInt
+    SquaredDifference Squeeze StatefulPartitionedCall StatelessCase StatelessIf
+    StatelessMultinomial StatelessParameterizedTruncatedNormal
+    StatelessRandomBinomial StatelessRandomGammaV2 StatelessRandomNormal
+    StatelessRandomPoisson StatelessRandomUniform StatelessRandomUniformFullInt
     StatelessRandomUniformInt StatelessTruncatedNormal StatelessWhile
     StopGradient StridedSlice StridedSliceGrad Sub Sum Tan Tanh TanhGrad
-    TensorArrayGatherV3 TensorArrayGradV3 TensorArrayReadV3 TensorArrayScatterV3
-    TensorArraySizeV3 TensorArrayV3 TensorArrayWriteV3 TensorListConcatV2
-    TensorListElementShape TensorListFromTensor TensorListGather
+    TensorListConcatV2 TensorListElementShape TensorListFromTensor
     TensorListGetItem TensorListLength TensorListPopBack TensorListPushBack
     TensorListReserve TensorListScatterIntoExistingList TensorListSetItem
     TensorListStack TensorScatterUpdate Tile TopK TopKV2 Transpose TruncateDiv
