@@ -409,3 +409,23 @@ def test_squares_that_underflow_hide_no_factor(monkeypatch, layer):
 
     sq_size = (tiny * huge * positions) ** 2 * 3 * 4
     assert np.all(bounds(tf.constant(x)) >= 2.0**-18 * sq_size)
+
+
+@pytest.mark.parametrize("longest, parts", [(45, 1), (44, 2), (20, 3), (1, 5)])
+def test_products_of_patches_have_short_sums(monkeypatch, longest, parts):
+    """Long ones in float32 would lose what is left for the residual of GEP."""
+    monkeypatch.setattr(convolutions, "LONGEST_COORDINATE", longest)
+    random = np.random.default_rng(0)
+    image = random.normal(size=(2, 1, 6, 6, 5)).astype("float32")
+    filters = random.normal(size=(3, 3, 5, 4)).astype("float32")
+
+    @tf.function(autograph=False)
+    def products(image, filters):
+        op = tf.nn.conv2d(image[:, 0], filters, 1, "SAME").op
+        geometry = convolutions._Geometry(op, filters.shape, image.shape[2:])
+        return geometry.convolved(image, filters), op.outputs[0]
+
+    graph = products.get_concrete_function(image, filters).graph
+    kinds = [op.type for op in graph.get_operations()]
+    assert kinds.count("Conv2D") == 1 + parts
+    np.testing.assert_allclose(*products(image, filters), atol=1e-5)

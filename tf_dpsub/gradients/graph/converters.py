@@ -70,6 +70,8 @@ _APART = frozenset(
     """.split()
 )
 
+_MIXING = frozenset(pfor._pfor_converter_registry) - _APART
+
 
 class MixesRows(ValueError):
     """A converter of `tf.vectorized_map` may let a row see others."""
@@ -99,11 +101,10 @@ def keeping_rows_apart(row_of: Callable, in_range=()) -> Callable:
             kinds = set() if op in in_range else {op.type}
             for definition in functions.called(op):
                 kinds.update(node.op for node in definition.node_def)
-            mixing = kinds & pfor._pfor_converter_registry.keys() - _APART
-            if mixing:
+            if kinds & _MIXING:
                 raise MixesRows(
-                    f"tf.vectorized_map may mix rows in {min(mixing)} "
-                    f"'{op.name}'"
+                    "tf.vectorized_map may mix rows in "
+                    f"{min(kinds & _MIXING)} '{op.name}'"
                 )
         return outputs
 

@@ -1,6 +1,5 @@
 """Sites of convolution filters, in one, two and three dimensions."""
 
-import functools
 import itertools
 
 import numpy as np
@@ -206,20 +205,24 @@ class _Geometry:
             arguments["explicit_paddings"] = self.explicit
         image = tf.reshape(image, [-1, *static_shape(image)[2:]])
         filters = tf.reshape(filters, [*self.shape[:-1], -1])
-        channels = self.shape[-2]
-        width = max(1, LONGEST_COORDINATE // sites.size(self.taps))
-        sums = [
-            precision.bilinear(
+
+        def convolved(image, filters):
+            return precision.bilinear(
                 lambda x, f: convolution(input=x, filter=f, **arguments),
-                image[..., begin : begin + width],
-                filters[..., begin : begin + width, :],
+                image,
+                filters,
                 short=(True, False),
             )
-            for begin in range(0, channels, width)
-        ]
-        if len(sums) == 1:
-            return sums[0]
-        total = functools.reduce(tf.add, (tf.cast(s, tf.float64) for s in sums))
+
+        channels = self.shape[-2]
+        width = max(1, LONGEST_COORDINATE // sites.size(self.taps))
+        if channels <= width:
+            return convolved(image, filters)
+        total = tf.zeros([], tf.float64)
+        for begin in range(0, channels, width):
+            part = slice(begin, begin + width)
+            product = convolved(image[..., part], filters[..., part, :])
+            total += tf.cast(product, tf.float64)
         return tf.cast(total, tf.float32)
 
     def combined(self, image, values):
