@@ -45,6 +45,7 @@ def point(kind, path, rows, columns, batch_size, steps, read_ahead):
         `peak_mib` of the process.
     """
     import keras
+    import tensorflow as tf
 
     import tf_dpsub
     from benchmarks.peers import timing
@@ -57,7 +58,8 @@ def point(kind, path, rows, columns, batch_size, steps, read_ahead):
     cached, read = _cached_bytes(), _read_bytes()
     begin, cpu = time.perf_counter(), time.process_time()
     if kind == "draw":
-        drawn = _count(batches._draws(0, 1)(np.array([1, 2])), steps, 0)
+        keys = tf.data.Dataset.from_tensors(np.array([1, 2])).repeat()
+        drawn = _count(batches._draws(0, 1, keys), steps, 0)
     elif kind == "read":
         drawn = _count(batches.dataset(), steps, "real")
     elif kind == "map":

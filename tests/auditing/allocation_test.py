@@ -14,25 +14,23 @@ CHECKS = ["once per epoch", "random steps", "epsilon of epochs"]
 class FixedOrder(OncePerEpoch):
     """Takes the examples in their order, in each epoch."""
 
-    def _draws(self, index, replicas):
+    def _draws(self, index, replicas, keys):
         size = -(-self.examples // self.steps_per_epoch)
 
-        def draw(step):
+        def draw(step, key):
             first = step % self.steps_per_epoch * size
             last = tf.minimum(first + size, self.examples)
-            return tf.range(first, last), step
+            return tf.range(first, last), key, step
 
-        return lambda key: tf.data.Dataset.counter(dtype=tf.int64).map(draw)
+        return keys.enumerate().map(draw)
 
 
 class OneAllocation(OncePerEpoch):
     """Draws an allocation for the first epoch, and keeps it."""
 
-    def _draws(self, index, replicas):
-        draws = super()._draws(index, replicas)
-        return lambda key: (
-            draws(key).take(self.steps_per_epoch).cache().repeat()
-        )
+    def _draws(self, index, replicas, keys):
+        draws = super()._draws(index, replicas, keys)
+        return draws.take(self.steps_per_epoch).cache().repeat()
 
 
 class DrawnByPoisson(OncePerEpoch):

@@ -72,11 +72,12 @@ def test_a_failure_is_named_first(tmp_path, monkeypatch):
 
 
 def test_the_sampler_of_epochs_is_audited(tmp_path, monkeypatch):
-    def order(self, index, replicas):
+    def order(self, index, replicas, keys):
         size = -(-self.examples // self.steps_per_epoch)
         draws = tf.data.Dataset.range(self.examples).batch(size).enumerate()
-        draws = draws.map(lambda step, drawn: (drawn, step)).repeat()
-        return lambda key: draws
+        return tf.data.Dataset.zip(draws.repeat(), keys).map(
+            lambda numbered, key: (numbered[1], key, numbered[0])
+        )
 
     with monkeypatch.context() as broken:
         broken.setattr(data.OncePerEpoch, "_draws", order)

@@ -63,25 +63,22 @@ class OncePerEpoch(poisson_batches.PoissonBatches):
             "unit": self.unit,
         }
 
-    def _draws(self, index, replicas):
+    def _draws(self, index, replicas, keys):
         shard_examples = len(range(index, self.own_examples, replicas))
         steps = self.steps_per_epoch
 
-        def draws(key):
+        @tf.autograph.experimental.do_not_convert
+        def epoch(number, key):
+            drawn, ends = _allocation(shard_examples, steps, key[:2], number)
+
             @tf.autograph.experimental.do_not_convert
-            def epoch(number):
-                drawn, ends = _allocation(shard_examples, steps, key, number)
+            def draw(step):
+                rows = tf.sort(drawn[ends[step] : ends[step + 1]])
+                return index + replicas * rows, key, number * steps + step
 
-                @tf.autograph.experimental.do_not_convert
-                def draw(step):
-                    rows = tf.sort(drawn[ends[step] : ends[step + 1]])
-                    return index + replicas * rows, number * steps + step
+            return tf.data.Dataset.range(steps).map(draw)
 
-                return tf.data.Dataset.range(steps).map(draw)
-
-            return tf.data.Dataset.counter(dtype=tf.int64).flat_map(epoch)
-
-        return draws
+        return keys.enumerate().flat_map(epoch)
 
 
 def _allocation(examples, steps, key, epoch):

@@ -550,23 +550,11 @@ class PoissonBatches:
                 f"got {views}."
             )
 
-        draws = self._draws(index, replicas)
-
-        # Neither has control flow of Python's to convert, which takes long.
-        @tf.autograph.experimental.do_not_convert
-        def indices(key):
-            @tf.autograph.experimental.do_not_convert
-            def with_source(drawn, step):
-                # [drawn], and the source of the draws of `map`
-                return drawn, (key[2:], step)
-
-            return draws(key[:2]).map(with_source)
-
-        def batch(indices, key):
+        def batch(indices, key, step):
             drawn = tf.size(indices)
             passes = tf.maximum(1, -(-drawn // capacity))
             padding = passes * capacity - drawn
-            parts = self._drawn_parts(indices, key, views)
+            parts = self._drawn_parts(indices, (key[2:], step), views)
             parts = parts | {"real": tf.ones([drawn])}
             return {
                 name: keras.tree.map_structure(
@@ -583,8 +571,8 @@ class PoissonBatches:
         )
         # Those of several threads come in the order of their steps, too.
         threads = self._read_ahead if self._read_ahead > 1 else None
-        batches = self._keys(index, replicas, host).flat_map(indices)
-        batches = batches.map(batch, num_parallel_calls=threads)
+        draws = self._draws(index, replicas, self._keys(index, replicas, host))
+        batches = draws.map(batch, num_parallel_calls=threads)
         # Nothing is left to tune, and an iterator whose thread for that sleeps
         # takes seconds to end.
         options = tf.data.Options()
@@ -615,43 +603,43 @@ class PoissonBatches:
         """Whether rows need random numbers beside those that draw them."""
         return self._map is not None
 
-    def _draws(self, index, replicas):
-        """How the examples of a shard are drawn.
+    def _draws(self, index, replicas, keys):
+        """Draws of the examples of a shard.
 
         Args:
             index, replicas: ints, the shard, as for `dataset`.
+            keys: infinite `tf.data.Dataset` of a key, the same each time: an
+                int64 tensor, the first two numbers of which are for the draws.
 
         Returns:
-            A function of an int64 tensor `[2]`, a key, that returns a
-            `tf.data.Dataset`, infinite, of numbers of examples, an int64 tensor
-            `[drawn]`, and of the step that they are for, an int64 scalar.
+            A `tf.data.Dataset`, infinite, of numbers of examples, an int64
+            tensor `[drawn]`, of the key, and of the step that they are for, an
+            int64 scalar.
         """
         rate = self.largest_rate or self.sampling_rate
         shard = self._largest_shard(replicas)
         chunk = int(stats.binom.isf(_TAIL, shard, rate * self.groups)) + 1
         if self.groups > 1:
-            return self._draws_of_groups(index, replicas, chunk)
+            return self._draws_of_groups(index, replicas, keys, chunk)
         shard_examples = len(range(index, self.own_examples, replicas))
         shares = None
         if self._rates is not None:
             with tf.device("CPU"):
                 shares = tf.constant(self._rates / rate)
 
-        def draws(key):
-            @tf.autograph.experimental.do_not_convert
-            def draw(step):
-                drawn = index + replicas * _draw(
-                    shard_examples, rate, key, step, chunk
-                )
-                if shares is not None:
-                    drawn = row_rates.kept(drawn, shares, key, step)
-                return drawn, step
+        # It has no control flow of Python's to convert, which takes long.
+        @tf.autograph.experimental.do_not_convert
+        def draw(step, key):
+            drawn = index + replicas * _draw(
+                shard_examples, rate, key[:2], step, chunk
+            )
+            if shares is not None:
+                drawn = row_rates.kept(drawn, shares, key[:2], step)
+            return drawn, key, step
 
-            return tf.data.Dataset.counter(dtype=tf.int64).map(draw)
+        return keys.enumerate().map(draw)
 
-        return draws
-
-    def _draws_of_groups(self, index, replicas, chunk):
+    def _draws_of_groups(self, index, replicas, keys, chunk):
         """As `_draws`: each step draws from the next group."""
         rate = self.groups * self.sampling_rate
         with tf.device("CPU"):
@@ -659,25 +647,26 @@ class PoissonBatches:
             # [groups + 1]
             ends = tf.constant(np.cumsum([0, *map(len, self._members)]))
 
-        def draws(key):
-            @tf.autograph.experimental.do_not_convert
-            def draw(step):
-                begin, end = tf.unstack(
-                    tf.gather(ends, step % self.groups + [0, 1])
-                )
-                shard_examples = (end - begin - index - 1) // replicas + 1
-                places = _draw(
-                    tf.cast(shard_examples, tf.float64), rate, key, step, chunk
-                )
-                places = begin + index + replicas * places
-                return tf.gather(members, places), step
+        @tf.autograph.experimental.do_not_convert
+        def draw(step, key):
+            begin, end = tf.unstack(
+                tf.gather(ends, step % self.groups + [0, 1])
+            )
+            shard_examples = (end - begin - index - 1) // replicas + 1
+            places = _draw(
+                tf.cast(shard_examples, tf.float64),
+                rate,
+                key[:2],
+                step,
+                chunk,
+            )
+            places = begin + index + replicas * places
+            return tf.gather(members, places), key, step
 
-            return tf.data.Dataset.counter(dtype=tf.int64).map(draw)
-
-        return draws
+        return keys.enumerate().map(draw)
 
     def _keys(self, index, replicas, host):
-        """Dataset of one element: a new key for each iteration over it.
+        """Infinite dataset of one key: a new one for each iteration over it.
 
         Python is called for the key only. A Python generator of the draws is
         slower, and can block a process that exits while tf.data prefetches.
@@ -700,7 +689,11 @@ class PoissonBatches:
                 tf.numpy_function(fresh_key, [], tf.int64), [numbers]
             )
 
-        return tf.data.Dataset.range(1).map(key)
+        @tf.autograph.experimental.do_not_convert
+        def always(key):
+            return tf.data.Dataset.from_tensors(key).repeat()
+
+        return tf.data.Dataset.range(1).map(key).flat_map(always)
 
     def _largest_shard(self, replicas):
         """How many examples a step may draw of, at most."""
