@@ -238,7 +238,6 @@ class _Endless:
     """A run of `fit` without a last step and without charges."""
 
     observer = None
-    is_charged = True
 
     def require_optimizer(self):
         pass
@@ -252,8 +251,14 @@ class _Endless:
     def steps_at_once(self, steps_per_execution):
         return 1
 
-    def charged(self, steps):
+    def charge(self, steps):
+        pass
+
+    def one_step(self):
         return contextlib.nullcontext()
+
+    def take_step(self):
+        pass
 
 
 def measure_steps(steps, blocks):

@@ -5,7 +5,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.training.plain_models import FEATURES, dpsgd, linear, private
 from tf_dpsub.data import PoissonBatches
+from tf_dpsub.gradients import ReadsState
 
 N = 12
 X = np.arange(N, dtype="float32")[:, None] * np.ones([1, 3], "float32")
@@ -191,3 +193,27 @@ def test_what_python_functions_keep_is_an_assumption():
     (assumption,) = batches(python).assumptions
     assert "Python functions of `map`" in assumption
     assert batches(lambda x, y: (-x, y)).assumptions == ()
+
+
+class TestVariables:
+    def test_what_they_hold_is_an_assumption(self):
+        factor = tf.Variable(2.0)
+        (assumption,) = batches(lambda x, y: (factor * x, y)).assumptions
+        assert "variables hold that `map` reads" in assumption
+        table = tf.lookup.StaticHashTable(
+            tf.lookup.KeyValueTensorInitializer(np.arange(N), np.arange(N)), -1
+        )
+        looks_up = batches(lambda x, y: (x, table.lookup(y)))
+        assert looks_up.assumptions == ()
+
+    def test_a_metric_is_not_read(self):
+        accuracy = keras.metrics.SparseCategoricalAccuracy()
+        model = private(linear(), dpsgd(), metrics=[accuracy])
+        x = np.zeros([N, FEATURES], "float32")
+
+        def flipped(x, y):
+            return tf.where(accuracy.total.value > 0.5, -x, x), y
+
+        with pytest.raises(ReadsState, match="reads the metric"):
+            model.fit(batches(flipped, x, Y % 3, batch_size=4), verbose=0)
+        assert model.ledger.steps == 0

@@ -49,6 +49,13 @@ SOURCES = {
 
 
 @pytest.mark.parametrize("kind", SOURCES)
+def test_that_rows_are_independent_is_an_assumption(kind):
+    (assumption,) = PoissonBatches(SOURCES[kind](), batch_size=4).assumptions
+    expected = "from another" if kind == "py_dataset" else Mixing.assumed
+    assert expected in assumption
+
+
+@pytest.mark.parametrize("kind", SOURCES)
 def test_rows(kind):
     sampler = PoissonBatches(SOURCES[kind](), batch_size=15, seed=0)
     assert sampler.examples == N

@@ -167,15 +167,14 @@ def test_other_batches_in_a_run_begin_a_cycle(two_runs):
     with run.Run(model, entry, steps_per_epoch=8) as present:
         present.begin_epoch(0)
         first, second = iter([]), iter([])
-        for iterator in (first, first, second):
-            present.expect_step()
+        for step, iterator in enumerate((first, first, second)):
+            present.expect_step(step)
             present.take_from(iterator)
-            with present.charged(1):
-                pass
+            present.charge(1)
         carried = model.optimizer.banded_noise._carried
         assert int(carried._steps) == 0
         carried._steps.assign(7)
-        present.expect_step()
+        present.expect_step(3)
         present.take_from(second)
         assert int(carried._steps) == 7
     assert [e.steps for e in model.ledger.entries[before:]] == [2, 1]

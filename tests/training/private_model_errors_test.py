@@ -450,6 +450,14 @@ class TestNarrowedFloat32:
         with pytest.raises(ValueError, match=f"{name}.* the env"):
             requirements.require_full_precision()
 
+    def test_flags_in_a_file(self, monkeypatch, tmp_path):
+        flags = tmp_path / "flags"
+        monkeypatch.setenv("XLA_FLAGS", str(flags))
+        requirements.require_full_precision()
+        flags.write_text("--xla_cpu_enable_fast_math\n", "utf-8")
+        with pytest.raises(ValueError, match="xla_cpu_enable_fast_math"):
+            requirements.require_full_precision()
+
     def test_xla_of_parts_that_nobody_names(self, monkeypatch):
         """It may compute rows twice, and round them otherwise."""
         monkeypatch.setattr(tf.config.optimizer, "get_jit", lambda: "on")

@@ -74,6 +74,19 @@ def test_a_metric_is_not_read(use):
         model.fit(X, Y, verbose=0)
 
 
+@pytest.mark.parametrize("use", USES)
+def test_python_functions_are_refused(use):
+    """They may read whatever there is."""
+
+    def read():
+        number = tf.py_function(lambda: np.float32(1.0), [], tf.float32)
+        return tf.ensure_shape(number, [])
+
+    model = private(**USES[use](read))
+    with pytest.raises(ReadsState, match="runs a Python function"):
+        model.fit(X, Y, verbose=0)
+
+
 def test_what_eager_steps_read_is_an_assumption():
     model = private()
     assert "in eager steps" not in str(entry_of(model))

@@ -253,6 +253,45 @@ class TestSteps:
             shared.fit(X, Y, callbacks=[callback], verbose=0)
         assert steps_taken() == (5 if hook == "on_epoch_end" else 0)
 
+    def test_a_step_that_is_due_twice_is_refused(self, shared, steps_taken):
+        """A list of callbacks may call its hooks more often than Keras does."""
+
+        class Twice(keras.callbacks.CallbackList):
+            def on_train_batch_begin(self, batch, logs=None):
+                super().on_train_batch_begin(batch, logs)
+                super().on_train_batch_begin(batch, logs)
+
+        with pytest.raises(RuntimeError, match="more than once"):
+            shared.fit(X, Y, callbacks=Twice(model=shared), verbose=0)
+        assert steps_taken() == 0
+
+    def test_a_train_step_of_two_steps_is_refused(self):
+        class Twice(tf_dpsub.PrivateModel):
+            def train_step(self, data):
+                super().train_step(data)
+                return super().train_step(data)
+
+        model = Twice(linear())
+        model.compile(dpsgd(), loss())
+        with pytest.raises(RuntimeError, match="or twice in one"):
+            model.fit(X, Y, verbose=0)
+        assert int(model.optimizer.iterations) == 0
+
+    def test_weights_of_another_run_are_refused(self):
+        """The ledger of neither would hold all steps that they take."""
+        plain = linear()
+        model, other = private(plain, dpsgd()), private(plain, dpsgd())
+
+        class Nested(keras.callbacks.Callback):
+            def on_train_batch_end(self, batch, logs=None):
+                other.train_on_batch(X[:4], Y[:4])
+
+        with pytest.raises(RuntimeError, match="no other model trains"):
+            model.fit(X, Y, callbacks=[Nested()], verbose=0)
+        assert (model.ledger.steps, other.ledger.steps) == (1, 0)
+        other.train_on_batch(X[:4], Y[:4])
+        assert other.ledger.steps == 1
+
     @pytest.mark.parametrize("method", ["fit", "train_on_batch"])
     def test_another_run_within_it_is_refused(
         self, shared, steps_taken, method

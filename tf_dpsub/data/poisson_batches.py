@@ -292,6 +292,11 @@ class PoissonBatches:
         """Whether a function makes other rows of those that were given."""
         return self._map is not None
 
+    @property
+    def read_by_map(self) -> list:
+        """Handles of the variables that `map` reads."""
+        return [] if self._map is None else self._map.reads
+
     def with_inputs(self, x):
         """Returns batches of the same draws, of other inputs.
 

@@ -8,21 +8,22 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dpsub.gradients import vectorized
-from tf_dpsub.gradients.graph import effects
+from tf_dpsub.gradients.graph import effects, functions
 
 # For the statement.
 _PYTHON = "what Python functions of `map` keep, or read elsewhere"
+_VARIABLES = "what the variables hold that `map` reads"
 
 
 class RowMap:
     """Applies a function to each row of a batch, one at a time.
 
     Formal guarantees: the function is given one row, so that no row can enter
-    another, except through what Python functions keep, which is taken to be
-    public. What it draws follows from a seed of its own for each row, which
-    follows from a secret key of the step and from the number of the example:
-    draws are independent and alike for all rows, and an example less changes
-    none of those of the others.
+    another, except through what Python functions keep and what variables hold,
+    which is taken to be public. What it draws follows from a seed of its own
+    for each row, which follows from a secret key of the step and from the
+    number of the example: draws are independent and alike for all rows, and an
+    example less changes none of those of the others.
 
     Args:
         function: function of the tensors of one row, `x`, `(x, y)` or `(x, y,
@@ -34,7 +35,7 @@ class RowMap:
     Attributes:
         function: as given.
         may_draw: bool, whether two views of a row may differ.
-        assumptions: tuple of strings, what was taken as public unchecked.
+        reads: list of tensors, the handles of the variables that it reads.
 
     Raises:
         ValueError: if the function keeps a state, draws without a seed, or
@@ -52,9 +53,9 @@ class RowMap:
         )
         traced = _traced(self._map_row, row, tf.TensorSpec([2], tf.int64))
         _check(traced)
-        self.assumptions = ()
-        if effects.calls_python(traced.graph):
-            self.may_draw, self.assumptions = True, (_PYTHON,)
+        self.reads = _variables_read(traced.graph)
+        self._calls_python = effects.calls_python(traced.graph)
+        self.may_draw |= self._calls_python
         self._spec = keras.tree.map_structure(
             lambda t: tf.TensorSpec(t.shape, t.dtype), traced.structured_outputs
         )
@@ -85,7 +86,16 @@ class RowMap:
 
         # `functools.wraps` would show AutoGraph the source of the first.
         function.__signature__ = inspect.signature(first.function)
-        return cls(function, gather)
+        chained = cls(function, gather)
+        # What comes after the first reads public ones.
+        chained.reads = first.reads
+        return chained
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What was taken as public unchecked."""
+        variables = (_VARIABLES,) if self.reads else ()
+        return (*variables, _PYTHON) if self._calls_python else variables
 
     def __call__(self, parts, indices, key, views: int = 1):
         """Rows as the function makes them.
@@ -182,6 +192,18 @@ def _require_public(function, row, may_read):
 def _traced(function, *specs):
     # With AutoGraph, as in `tf.data`: a function may branch on tensors.
     return tf.function(function).get_concrete_function(*specs)
+
+
+def _variables_read(graph):
+    """Handles of variables, not those of tables in which it looks up."""
+    return [
+        functions.origin(inner)
+        for _, inner in graph.captures
+        if inner.dtype == tf.resource
+        and not all(
+            op.type.startswith("LookupTableFind") for op in inner.consumers()
+        )
+    ]
 
 
 def _check(traced):

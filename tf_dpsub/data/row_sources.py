@@ -154,6 +154,8 @@ class _ByLists:
 class _OneByOne:
     """A data set that gives the row of one index, as those of PyTorch do."""
 
+    assumptions = (_INDEPENDENT,)
+
     def __init__(self, rows):
         self._rows = rows
 
@@ -166,6 +168,8 @@ class _OneByOne:
 
 class _RowsOfDataset:
     """A `tf.data.Dataset` of rows that can be read by their number."""
+
+    assumptions = (_INDEPENDENT,)
 
     def __init__(self, dataset):
         self._dataset = dataset

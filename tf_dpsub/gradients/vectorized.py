@@ -114,8 +114,9 @@ def one_by_one(
     Raises:
         UpdatesState: if a variable is assigned a value computed from the batch.
         ReadsState: if a variable is read that is none of `may_read`.
-        Unproven: if something else is stored that a later row may read, or an
-            operation returns what its inputs do not determine.
+        Unproven: if something else is stored that a later row may read, if an
+            operation returns what its inputs do not determine, or if rows may
+            be mixed, against `is_vectorizable`.
     """
     tf_variables = [tf_variable(v) for v in variables]
     if map_function is tf.vectorized_map:
@@ -123,12 +124,16 @@ def one_by_one(
             is_vectorizable = vectorizes(loss_fn, inputs, variables)
         if not is_vectorizable:
             map_function = tf.map_fn
-    row_of = _row_function(loss_fn, tf_variables, loss_scale)
+    in_range: list = []
+    row_of = _row_function(loss_fn, tf_variables, loss_scale, in_range)
     writes, outputs = require_no_effect(row_of, inputs, may_read)
+    # Another trace of the model may be of other operations.
+    row_of = without_effect(row_of, may_read)
     # A user cannot change what TensorFlow warns of: operations run in loops.
     arguments: dict = {}
     if map_function is tf.vectorized_map:
         arguments["warn"] = False
+        row_of = converters.keeping_rows_apart(row_of, in_range)
     if map_function is tf.map_fn:
         if writes:
             # One example after another: states are set, then read.
@@ -136,7 +141,13 @@ def one_by_one(
         arguments["fn_output_signature"] = tf.nest.map_structure(
             lambda t: tf.TensorSpec(t.shape, t.dtype), outputs
         )
-    rows, aux, masks = map_function(row_of, inputs, **arguments)
+    try:
+        rows, aux, masks = map_function(row_of, inputs, **arguments)
+    except converters.MixesRows as error:
+        raise Unproven(
+            f"{error}, which the model had not when it was checked. Change no "
+            "layer while a model trains: compile it again"
+        ) from error
     aux, masks = (
         tf.nest.map_structure(lambda t: t[:, 0], part) for part in (aux, masks)
     )
@@ -255,7 +266,8 @@ def _dense(gradient, shape, in_range):
     """A gradient as a tensor; ids of rows out of range count for nothing."""
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
-    ids = gradient.indices
+    # Those of all rows together may exceed an int32.
+    ids = tf.cast(gradient.indices, tf.int64)
     ids = tf.where(ids < tf.cast(shape[0], ids.dtype), ids, -1)
     dense = tf.math.unsorted_segment_sum(gradient.values, ids, shape[0])
     in_range.append(dense.op)
@@ -283,22 +295,40 @@ def require_no_effect(row_of: Callable, inputs, may_read):
     example = tf.nest.map_structure(
         lambda t: tf.TensorSpec(t.shape[1:], t.dtype), inputs
     )
-    may_read = sources.AnySource() if may_read is None else may_read
-    writes = []
+    writes: list = []
+    checked = without_effect(row_of, may_read, writes)
+    outputs = trace(checked, example).structured_outputs
+    return writes[-1], outputs
 
-    def traced(example):
+
+def without_effect(row_of: Callable, may_read, writes=None) -> Callable:
+    """Wraps the function of a row, so that each trace of it is checked.
+
+    Args:
+        row_of, may_read: as for `require_no_effect`.
+        writes: list, to which each trace appends whether a state is written.
+            Defaults to `None`.
+
+    Returns:
+        The function. Where it is traced, it raises as `require_no_effect`.
+    """
+    may_read = sources.AnySource() if may_read is None else may_read
+
+    def checked(example):
+        graph = tf.compat.v1.get_default_graph()
+        before = len(graph.get_operations())
         depends = {t.ref() for t in tf.nest.flatten(example)}
         outputs = row_of(example)
-        graph = tf.compat.v1.get_default_graph()
-        may_read.require_readable(graph)
-        _require_arrays(graph)
+        operations = graph.get_operations()[before:]
+        may_read.require_readable(graph, set(operations))
+        _require_arrays(graph, set(operations))
         keys = {
             inner.ref()
             for _, inner in graph.captures
             if inner.dtype == tf.resource
             and isinstance(may_read.state(inner), Key)
         }
-        for op in graph.get_operations():
+        for op in operations:
             has_key = any(i.ref() in keys for i in op.inputs)
             is_secret = draws.is_draw(op) and (
                 has_key or not op.type.startswith("Stateless")
@@ -308,26 +338,26 @@ def require_no_effect(row_of: Callable, inputs, may_read):
             elif has_key:
                 keys.update(t.ref() for t in op.outputs)
         effects.require_none(
-            graph,
+            operations,
             lambda t: t.ref() not in depends,
             lambda t: t.ref() in keys,
             allow_python=True,
         )
         constants = ConstantFolder()
-        for op in graph.get_operations():
+        for op in operations:
             if op.outputs and not constants.stitches_all(op):
                 _require_known(op)
-        writes.append(bool(effects.written_resources(graph)))
+        if writes is not None:
+            writes.append(bool(effects.written_by(operations)))
         return outputs
 
-    outputs = trace(traced, example).structured_outputs
-    return writes[-1], outputs
+    return checked
 
 
-def _require_arrays(graph):
+def _require_arrays(graph, operations):
     """Checks that no list or dataset is read that was made before."""
     for _, inner in graph.captures:
-        if inner.dtype == tf.variant and inner.consumers():
+        if inner.dtype == tf.variant and operations & set(inner.consumers()):
             raise Unproven(
                 f"'{inner.op.name}' is a list or a dataset captured from "
                 "outside"

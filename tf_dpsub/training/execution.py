@@ -28,7 +28,13 @@ def train_function(model):
     Returns:
         Function of an iterator of batches; it returns the logs of training.
     """
-    one_step = _on_replicas(model, model.train_step)
+
+    @tf.autograph.experimental.do_not_convert
+    def train_step(data):
+        with model.current_run.one_step():
+            return model.train_step(data)
+
+    one_step = _on_replicas(model, train_step)
     claims = claims_of(model.optimizer)
 
     @functools.cache
@@ -50,14 +56,14 @@ def train_function(model):
             return model._tallies.added_to(model.get_metrics_result())
         if count > 1 and not model.run_eagerly:
             requirements.require_full_precision()
-            with run.charged(count):
-                return block_of(count)(iterator)
+            run.charge(count)
+            return block_of(count)(iterator)
         for _ in range(count):
             data = next(iterator)
             # Whatever made the data may have changed it.
             requirements.require_full_precision()
-            with run.charged(1):
-                logs = one_step(data)
+            run.charge(1)
+            logs = one_step(data)
         return logs
 
     run_steps.claims = claims

@@ -18,7 +18,7 @@ class StepCounter(keras.callbacks.Callback):
     """Tells the run when a step begins, after all others."""
 
     def on_train_batch_begin(self, batch, logs=None):
-        self.model.current_run.expect_step()
+        self.model.current_run.expect_step(batch)
 
 
 class ProgressBar(keras.callbacks.ProgbarLogger):

@@ -66,6 +66,7 @@ def planned(
     )
     model.prepare_training(batches.spec, batches.views)
     requirements.warn_of_equal_views(model, batches)
+    requirements.check_map(model, batches.poisson)
     return run.Run(
         model,
         run.entry_of(model, batches, target=target, **stated),

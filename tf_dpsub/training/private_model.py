@@ -397,7 +397,7 @@ class PrivateModel(
         with run.Run(self, entry, steps_per_epoch=1) as current_run:
             current_run.begin_epoch(0)
             self.optimizer.public_state.begin_run(None)
-            current_run.expect_step()
+            current_run.expect_step(0)
             logs = self.train_function(iter([batch]))
         logs = {k: float(v) for k, v in logs.items()}
         if return_dict:
@@ -496,7 +496,7 @@ class PrivateModel(
         return self.test_function
 
     def train_step(self, data):
-        run.require_charged(self.current_run)
+        run.take_step(self.current_run)
         self.current_run.require_claims()
         # Neither waits for the other, unless a mechanism makes it.
         with tf.control_dependencies(self.optimizer.prepare() or []):

@@ -129,7 +129,9 @@ class ProvedFeatures:
             ).structured_outputs,
         )
         return tf.map_fn(
-            self._row_features,
+            vectorized.without_effect(
+                self._row_features, sources.Sources(self._variables)
+            ),
             x,
             fn_output_signature=[
                 tf.TensorSpec(f.shape[1:], f.dtype) for f in example

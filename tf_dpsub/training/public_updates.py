@@ -5,7 +5,7 @@ import contextlib
 import tensorflow as tf
 
 from tf_dpsub.gradients import ReadsState
-from tf_dpsub.gradients.graph import functions, sources
+from tf_dpsub.gradients.graph import effects, functions, sources
 from tf_dpsub.layers import conversion
 from tf_dpsub.primitives import replicas
 from tf_dpsub.primitives.public_state import public_variables
@@ -20,15 +20,16 @@ def reading_public_values(model, *others):
     Formal guarantees: the update is post-processing of what was released, of
     weights and of the optimizer's state. A regularizer, a constraint, a
     schedule or an optimizer of a user that reads a metric would add a private
-    result, without noise. In a graph all that is read is looked at; eager
-    steps take it as public unchecked, and `assumptions` says so.
+    result, without noise. In a graph all that is read is looked at, and Python
+    functions, which may read anything, are refused; eager steps take it as
+    public unchecked, and `assumptions` says so.
 
     Args:
         model: compiled `PrivateModel`, whose step is built.
         *others: further variables that may be read.
 
     Raises:
-        ReadsState: if another variable is read.
+        ReadsState: if another variable is read, or a Python function called.
     """
     if tf.executing_eagerly() or not replicas.is_first_of_worker():
         # Others trace the same, and what they do while the first waits for
@@ -54,6 +55,14 @@ def reading_public_values(model, *others):
         if op.type.startswith("Collective"):
             # Its resources are the order of such operations.
             continue
+        if effects.runs_python(op):
+            raise ReadsState(
+                "Expected regularizers, constraints and an optimizer that are "
+                f"computed by TensorFlow, got {op.type} '{op.name}', which "
+                "runs a Python function. It may read anything, a metric, say: "
+                "private results would enter the weights without noise. "
+                "Write it with operations of TensorFlow or Keras."
+            )
         for read in op.inputs:
             if (
                 read.dtype == tf.resource

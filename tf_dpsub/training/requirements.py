@@ -1,6 +1,7 @@
 """Requirements of private training, and assumptions that it rests on."""
 
 import os
+import pathlib
 import re
 import warnings
 
@@ -9,7 +10,8 @@ import tensorflow as tf
 from keras.src.callbacks.monitor_callback import MonitorCallback
 
 from tf_dpsub.data import overlap, public_origins
-from tf_dpsub.gradients import precision
+from tf_dpsub.gradients import ReadsState, precision
+from tf_dpsub.gradients.graph import sources
 from tf_dpsub.layers import (
     PatchDictionary,
     PublicNormalization,
@@ -106,6 +108,28 @@ def check_compile(optimizer, arguments: dict):
         )
 
 
+def check_map(model, poisson):
+    """Refuses a `map` that reads a metric: what it holds is not public.
+
+    Args:
+        model: `PrivateModel`, whose step is built.
+        poisson: `data.PoissonBatches`, or None.
+
+    Raises:
+        ReadsState: names the metric.
+    """
+    read = {id(h) for h in (() if poisson is None else poisson.read_by_map)}
+    for metric in model.metrics if read else ():
+        for variable in metric.variables:
+            if read & sources.handles(variable).keys():
+                raise ReadsState(
+                    "Expected a `map` that reads public values alone, got one "
+                    f"that reads the metric '{variable.path}': it follows "
+                    "from all examples, and one of them would change the rows "
+                    "of the others. Leave it out."
+                )
+
+
 def check_one_replica(model):
     """Refuses a batch that is given as a whole, on several replicas.
 
@@ -156,9 +180,7 @@ def require_full_precision():
     on += [
         f"{flag[0]} in {name} of the environment"
         for name, (pattern, off) in _FLAGS.items()
-        for flag in re.finditer(
-            rf"{pattern}(?:=(\S+))?", os.environ.get(name, "")
-        )
+        for flag in re.finditer(rf"{pattern}(?:=(\S+))?", _flags_in(name))
         if flag[1] is None or flag[1].lower() not in off
     ]
     on += [
@@ -247,6 +269,17 @@ def check_optimizer(model):
             "one, which the compiled step does not use. Call `compile` "
             "with it."
         )
+
+
+def _flags_in(name):
+    """Flags in a variable of the environment, which may name a file of them."""
+    flags = os.environ.get(name, "")
+    if not flags or flags.lstrip().startswith("-"):
+        return flags
+    try:
+        return pathlib.Path(flags.strip()).read_text("utf-8", "replace")
+    except OSError:
+        return ""
 
 
 def check_callbacks(

@@ -12,8 +12,7 @@ from tf_dpsub import accounting, interruptions
 from tf_dpsub.training import calibration, public_updates, requirements
 from tf_dpsub.training.claims import Claims, claims_of
 
-# Optimizers of runs in progress. Two runs at a time, in two threads, would draw
-# the same noise for two steps.
+# Runs in progress.
 _TRAINING: weakref.WeakSet = weakref.WeakSet()
 _ONE_AT_A_TIME = threading.Lock()
 
@@ -52,7 +51,6 @@ class Run:
         budgets: list of `calibration.Budget`, which the run must keep,
             whatever is added to the ledger meanwhile: that of the optimizer,
             and those of callbacks.
-        is_charged: bool, whether the ledger holds the step that runs now.
     """
 
     def __init__(
@@ -92,21 +90,36 @@ class Run:
         self._epochs_to_charge = 0
         self._has_begun = False
         self._is_step_due = False
-        self.is_charged = False
+        self._last_batch = -1
+        # Whether this thread may make a step.
+        self._permits = threading.local()
         self._claims = claims_of(self.optimizer)
 
     def __enter__(self):
         with _ONE_AT_A_TIME:
             require_none(self._model)
-            if self.optimizer in _TRAINING:
-                raise RuntimeError(
-                    "Expected an optimizer that trains no other model at the "
-                    "moment, got one that does: its steps would share noise. "
-                    "Give each model an optimizer of its own."
-                )
-            _TRAINING.add(self.optimizer)
+            for other in _TRAINING:
+                self._require_apart(other)
+            _TRAINING.add(self)
             self._model.current_run = self
         return self
+
+    def _require_apart(self, other):
+        """Refuses a run beside another one that it shares a state with."""
+        if self.optimizer is other.optimizer:
+            raise RuntimeError(
+                "Expected an optimizer that trains no other model at the "
+                "moment, got one that does: its steps would share noise. "
+                "Give each model an optimizer of its own."
+            )
+        weights = {id(v) for v in other._model.trainable_variables}
+        if any(id(v) in weights for v in self._model.trainable_variables):
+            raise RuntimeError(
+                "Expected weights that no other model trains at the moment, "
+                "got some that one does: the ledger of neither would hold all "
+                "steps that these weights take. Train one after the other, or "
+                "freeze the layers that they share in one of them."
+            )
 
     def __exit__(self, *error):
         self.close()
@@ -134,6 +147,7 @@ class Run:
             calibration.keep_target(self, self._model.ledger)
             self._ledger_counts = self._model.ledger.counts
         self._epochs_begun += 1
+        self._last_batch = -1
         if self._epochs_begun > self._epoch_limit:
             self.limit(0)
         self.steps_left = self.steps_per_epoch
@@ -172,8 +186,22 @@ class Run:
             bounds.append(self._limit)
         return min(bounds)
 
-    def expect_step(self):
-        """Called when the next step, or block of steps, is to run."""
+    def expect_step(self, batch: int):
+        """Called when the next step, or block of steps, is to run.
+
+        Args:
+            batch: int, its number in the epoch.
+
+        Raises:
+            RuntimeError: if that step was due before.
+        """
+        if batch <= self._last_batch:
+            raise RuntimeError(
+                f"Expected the step after number {self._last_batch}, got "
+                f"{batch}: `on_train_batch_begin` was called more than once "
+                "for a step. Leave that to `fit`."
+            )
+        self._last_batch = batch
         self._is_step_due = True
 
     def take_from(self, iterator):
@@ -209,16 +237,26 @@ class Run:
             self.optimizer.banded_noise.forget()
 
     @contextlib.contextmanager
-    def charged(self, steps: int):
-        """Records steps in the ledger: only in this context may they run."""
-        self._charge(steps)
-        self.is_charged = True
+    def one_step(self):
+        """A context in which this thread may make one step, that is charged."""
+        self._permits.left = 1
         try:
             yield
         finally:
-            self.is_charged = False
+            self._permits.left = 0
 
-    def _charge(self, steps):
+    def take_step(self):
+        """Called where a step begins.
+
+        Raises:
+            RuntimeError: if it is none of those that were charged.
+        """
+        if not getattr(self._permits, "left", 0):
+            raise _uncharged()
+        self._permits.left = 0
+
+    def charge(self, steps: int):
+        """Records steps in the ledger, before they run."""
         interruptions.check()
         model = self._model
         model.optimizer._noise_key.require_own_process()
@@ -420,7 +458,7 @@ class Run:
         """Ends the run: no further step is taken in it."""
         model = self._model
         model.current_run = None
-        _TRAINING.discard(self.optimizer)
+        _TRAINING.discard(self)
         if self.observer is not None:
             # The next one traces a step that shows its sums to nobody.
             model.make_train_function(force=True)
@@ -435,21 +473,27 @@ def _plan_of(entry):
     return dataclasses.replace(entry.description, uncovered=())
 
 
-def require_charged(run: Run | None):
+def take_step(run: Run | None):
     """Refuses a step that is not in the ledger.
 
     Args:
         run: the one in progress, or None.
 
     Raises:
-        RuntimeError: outside of `Run.charged`.
+        RuntimeError: where `Run.one_step` permits none.
     """
-    if run is None or not run.is_charged:
-        raise RuntimeError(
-            "train_step was called outside of fit and train_on_batch, or "
-            "between their steps: it would not be accounted for. Call one of "
-            "these instead."
-        )
+    if run is None:
+        raise _uncharged()
+    run.take_step()
+
+
+def _uncharged():
+    return RuntimeError(
+        "train_step was called outside of fit and train_on_batch, between "
+        "their steps, or twice in one: it would not be accounted for. Call "
+        "one of these instead; a train_step of your own calls "
+        "`super().train_step` once."
+    )
 
 
 def require_none(model):
@@ -465,7 +509,8 @@ def require_none(model):
         raise RuntimeError(
             "Expected no call of `fit` in progress, got one: its steps and "
             "those of another call cannot be told apart in the ledger. "
-            "Train in a callback by another private model, or afterwards."
+            "Train in a callback by another private model, with weights of "
+            "its own, or afterwards."
         )
 
 

@@ -7,7 +7,7 @@ from tensorflow.python.ops.parallel_for import pfor
 
 from tf_dpsub import gradients
 from tf_dpsub.gradients import vectorized
-from tf_dpsub.gradients.graph import converters
+from tf_dpsub.gradients.graph import converters, sources
 
 ROWS = 6
 X = np.random.default_rng(0).normal(size=(ROWS, 4)).astype("float32")
@@ -52,7 +52,34 @@ def in_a_loop(x, v):
     )[1]
 
 
+def reversed_by_a_weight(x, v):
+    """TensorFlow refuses the axis, -3 of 2, where it computes one row."""
+    return tf.reverse(x, tf.cast(v[:1], tf.int32) - 4) * v
+
+
+def added_by_a_weight(x, v):
+    return tf.reduce_sum(x * v, tf.cast(v[:1], tf.int32) - 4, keepdims=True)
+
+
+def vectors_of_labels(x, v):
+    crossed = tf.raw_ops.SoftmaxCrossEntropyWithLogits(
+        features=x * v, labels=x[0]
+    )[0]
+    return crossed[:, None]
+
+
+def from_a_place_to_the_end(x, v):
+    width = tf.cast(v[3], tf.int32)
+    place = tf.cast(x[0, 0] > 0, tf.int32)
+    tail = tf.slice((x * v)[:, :width], tf.stack([0, place]), [-1, -1])
+    return tf.reduce_mean(tail, 1, keepdims=True)
+
+
 MIXING = [
+    reversed_by_a_weight,
+    added_by_a_weight,
+    vectors_of_labels,
+    from_a_place_to_the_end,
     rolled,
     rolled_by_the_row,
     formatted,
@@ -135,6 +162,60 @@ def test_rows_of_a_rolled_weight(axis):
     of_weight = np.maximum(X - 0.2, 0) * np.exp(np.roll(variable, 1))
     expected = np.roll(of_weight, -1, 1)
     np.testing.assert_allclose(rows(tf.constant(X)), expected, rtol=1e-5)
+
+
+def test_another_trace_is_checked_again():
+    """A layer that changes after it was proved is not mapped."""
+    variable = tf.Variable([1.0, 2.0, 3.0, 4.0])
+    traced = []
+
+    def loss(x):
+        traced.append(x)
+        x = rolled(x, variable) if len(traced) > 1 else x * variable
+        return tf.reduce_sum(x**2, -1), None
+
+    @tf.function(autograph=False)
+    def rows(x):
+        # As in a step: that it can be mapped was found before.
+        vectorized.one_by_one(loss, x, [variable], is_vectorizable=True)
+
+    with pytest.raises(gradients.Unproven, match="Roll.*compile it again"):
+        rows(tf.constant(X))
+
+
+@pytest.mark.parametrize("function", ["vectorized_map", "map_fn"])
+def test_what_another_trace_reads_is_checked_again(function):
+    variable, metric = tf.Variable([1.0, 2.0, 3.0, 4.0]), tf.Variable(1.0)
+    traced = []
+
+    def loss(x):
+        traced.append(x)
+        x = x * (metric if len(traced) > 1 else 1.0) * variable
+        return tf.reduce_sum(x**2, -1), None
+
+    @tf.function(autograph=False)
+    def rows(x):
+        vectorized.one_by_one(
+            loss,
+            x,
+            [variable],
+            may_read=sources.Sources([variable]),
+            map_function=getattr(tf, function),
+            is_vectorizable=True,
+        )
+
+    with pytest.raises(gradients.ReadsState):
+        rows(tf.constant(X))
+
+
+def test_converters_of_others_are_not_taken(monkeypatch):
+    assert "Qr" not in pfor._pfor_converter_registry
+    registry = dict(pfor._pfor_converter_registry, Qr=None)
+    monkeypatch.setattr(pfor, "_pfor_converter_registry", registry)
+
+    row = converters.keeping_rows_apart(lambda x: tf.linalg.qr(x)[0])
+    with pytest.raises(converters.MixesRows, match="Qr"):
+        tf.function(row, autograph=False)(tf.eye(2))
 
 
 def test_those_that_were_read_are_those_that_are_converted():

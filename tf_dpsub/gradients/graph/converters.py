@@ -11,16 +11,20 @@ says. Some converters let a row see others. In TensorFlow 2.21
 - `TensorListGather` returns its entries by row and rows by entry;
 - `BatchMatMul` of matrices, without a batch, takes the rows for one matrix.
 
-So the list is of those that were read. Operations without a converter run in a
+So the list is of those that were read. Some of them keep rows apart only where
+TensorFlow could compute one row: an axis beyond the rank of a row may be that
+of the rows. They are taken with axes that are known when they are traced, and
+that TensorFlow has looked at then. Operations without a converter run in a
 loop over the rows, one at a time.
 """
 
 from collections.abc import Callable
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops.parallel_for import pfor
 
-from tf_dpsub.gradients.graph import functions
+from tf_dpsub.gradients.graph import effects, functions
 
 _APART = frozenset(
     """
@@ -70,7 +74,31 @@ _APART = frozenset(
     """.split()
 )
 
-_MIXING = frozenset(pfor._pfor_converter_registry) - _APART
+# Inputs that have to be known: axes, blocks and diagonals.
+_KNOWN = {
+    "All": 1,
+    "Any": 1,
+    "ArgMax": 1,
+    "ArgMin": 1,
+    "BatchToSpaceND": 1,
+    "ConcatV2": -1,
+    "Cumprod": 1,
+    "Cumsum": 1,
+    "ExpandDims": 1,
+    "GatherV2": 2,
+    "MatrixDiagV2": 1,
+    "MatrixDiagV3": 1,
+    "Max": 1,
+    "Mean": 1,
+    "Min": 1,
+    "Prod": 1,
+    "ReverseV2": 1,
+    "SpaceToBatchND": 1,
+    "Split": 0,
+    "SplitV": 2,
+    "Sum": 1,
+}
+_CHECKED = (*_KNOWN, "Slice", "SoftmaxCrossEntropyWithLogits")
 
 
 class MixesRows(ValueError):
@@ -97,15 +125,44 @@ def keeping_rows_apart(row_of: Callable, in_range=()) -> Callable:
         graph = tf.compat.v1.get_default_graph()
         before = len(graph.get_operations())
         outputs = row_of(row)
+        # Others may have added converters of their own.
+        mixing = pfor._pfor_converter_registry.keys() - _APART
         for op in graph.get_operations()[before:]:
-            kinds = set() if op in in_range else {op.type}
-            for definition in functions.called(op):
-                kinds.update(node.op for node in definition.node_def)
-            if kinds & _MIXING:
-                raise MixesRows(
-                    "tf.vectorized_map may mix rows in "
-                    f"{min(kinds & _MIXING)} '{op.name}'"
-                )
+            kinds = set() if op in in_range else set(effects.kinds_of(op))
+            if kinds & mixing:
+                raise _mixes(min(kinds & mixing), op)
+            within = functions.operations_within(op, _CHECKED)
+            for inner in [op, *within]:
+                if not _keeps_rows_apart(inner):
+                    raise _mixes(inner.type, op)
         return outputs
 
     return checked
+
+
+def _mixes(kind, op):
+    return MixesRows(f"tf.vectorized_map may mix rows in {kind} '{op.name}'")
+
+
+def _keeps_rows_apart(op):
+    """Whether one of the operations that are listed keeps rows apart."""
+    if op.type in _KNOWN:
+        return _known(op.inputs[_KNOWN[op.type]]) is not None
+    if op.type == "SoftmaxCrossEntropyWithLogits":
+        # A vector would be added to a matrix of other rows.
+        return all(i.shape.rank == 2 for i in op.inputs)
+    if op.type == "Slice":
+        # To the end is as far as in the row where that is farthest.
+        begin, size = map(_known, op.inputs[1:])
+        return begin is not None or (size is not None and np.all(size >= 0))
+    return True
+
+
+def _known(tensor):
+    """The value of a tensor, or None where a trace does not tell."""
+    value = tf.get_static_value(tensor)
+    if value is None and tensor.dtype != tf.resource:
+        outer = functions.passed(tensor)
+        if outer is not None and outer is not tensor:
+            value = tf.get_static_value(outer)
+    return value

@@ -71,15 +71,15 @@ _PYTHON = ("EagerPyFunc", "PyFunc", "PyFuncStateless")
 
 
 def require_none(
-    graph,
+    operations,
     is_public: Callable,
     is_key: Callable = lambda tensor: False,
     allow_python: bool = False,
 ):
-    """Checks that no effect in a graph depends on the batch.
+    """Checks that no effect of some operations depends on the batch.
 
     Args:
-        graph: `tf.Graph`.
+        operations: list of `tf.Operation`s of a graph.
         is_public: callable, true for a tensor that does not depend on the
             batch.
         is_key: callable, true for a tensor that is a secret key, or the
@@ -94,7 +94,7 @@ def require_none(
             if operations may not run.
     """
     unproven = None
-    for op in graph.get_operations():
+    for op in operations:
         _require_kinds(op)
         has_reference = any(i.dtype._is_ref_dtype for i in op.inputs)
         within = [
@@ -252,7 +252,12 @@ def draws_with_public_seed(graph) -> list:
 
 def calls_python(graph) -> bool:
     """Returns whether a graph runs Python functions."""
-    return any(kind in _PYTHON for kind in kinds(graph))
+    return any(map(runs_python, graph.get_operations()))
+
+
+def runs_python(op) -> bool:
+    """Returns whether an operation runs a Python function."""
+    return any(kind in _PYTHON for kind in kinds_of(op))
 
 
 def _has_seed(definition):
@@ -381,7 +386,12 @@ def draws(graph, stateless: bool = False):
 def kinds(graph):
     """Types of the operations of a graph, and of those of its functions."""
     for op in graph.get_operations():
-        yield op.type
-        for definition in functions.called(op):
-            for node in definition.node_def:
-                yield node.op
+        yield from kinds_of(op)
+
+
+def kinds_of(op):
+    """Types of an operation, and of those of the functions that it runs."""
+    yield op.type
+    for definition in functions.called(op):
+        for node in definition.node_def:
+            yield node.op

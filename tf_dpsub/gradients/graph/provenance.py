@@ -531,7 +531,7 @@ class Provenance:
         """
         self._sources.require_readable(graph, used_by)
         effects.require_none(
-            graph,
+            graph.get_operations(),
             lambda t: self(t) is PUBLIC or isinstance(self(t), Key),
             lambda t: isinstance(self(t), Key),
         )
