@@ -487,7 +487,7 @@ def einsum_dense_split():
     )
 
 
-@zoo()
+@zoo(fallback="map_fn")
 def einsum_dense_ellipsis():
     return _images(layers.EinsumDense("...x,xy->...y", 5, bias_axes="y"))
 
@@ -633,7 +633,7 @@ def embedding_mask_zero():
     )
 
 
-@zoo()
+@zoo(fallback="map_fn")
 def reversible_embedding():
     """A language model whose output kernel is its embedding's transpose."""
     rng = _start()
@@ -718,7 +718,7 @@ def lora_einsum_dense():
     )
 
 
-@zoo()
+@zoo(fallback="map_fn")
 def lora_embedding():
     def problem(layer, rng):
         stack = keras.Input((7,), dtype="int32"), layer, *_head(1)

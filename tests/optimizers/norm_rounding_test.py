@@ -13,8 +13,8 @@ import tf_dpsub
 from tests.gradients import tensor_cores
 from tf_dpsub import gradients, optimizers, subspaces
 from tf_dpsub.data import given_batches
-from tf_dpsub.gradients import precision
-from tf_dpsub.gradients.graph import sites, tied
+from tf_dpsub.gradients import per_example, precision
+from tf_dpsub.gradients.graph import graph_gradients, sites, tied
 from tf_dpsub.primitives import clipping
 from tf_dpsub.subspaces import random_subspace
 
@@ -128,11 +128,21 @@ class Twice(keras.layers.Layer):
 
 
 @pytest.mark.parametrize("is_apart", [False, True])
-def test_uses_of_a_weight_that_cancel(is_apart, monkeypatch):
-    """Added up apart in float32, each is long: the others are lost in it."""
+@pytest.mark.parametrize("places", [1, 2])
+def test_uses_of_a_weight_that_cancel(is_apart, places, monkeypatch):
+    """Added up apart in float32, each is long: the others are lost in it.
+
+    Those of several terms are, and factors hold each use to two clips.
+    """
     monkeypatch.setattr(precision, "bilinear", tensor_cores.one_after_another)
     monkeypatch.setattr(sites, "KEPT_ROWS", 0)
+    tensor_cores.merge_terms(monkeypatch)
     if is_apart:
+        monkeypatch.setattr(
+            graph_gradients.GraphGradients,
+            "sq_levels",
+            per_example.PerExampleGradients.sq_levels,
+        )
         monkeypatch.setattr(
             tied.Tied,
             "weighted_sum",
@@ -145,7 +155,7 @@ def test_uses_of_a_weight_that_cancel(is_apart, monkeypatch):
     level = (power - 12 * spacing) / half
     # Rounding of norms leaves as much: rows that cancel are as long as that.
     lacking = 2.0**-18 + precision.gram_margin(side, side)
-    clip = lacking**0.5 * 2 * level * side / (1 - 2.0**-9)
+    clip = lacking**0.5 * 2 * level * side / (1 - places * 2.0**-9)
     x = np.zeros([count, 2, side], "float32")
     y = np.zeros_like(x)
     x[:, 0] = 1
@@ -154,7 +164,10 @@ def test_uses_of_a_weight_that_cancel(is_apart, monkeypatch):
     y[1 : 1 + half, 0] = level
     y[1 : 1 + half, 1] = -1
     y[1 + half :, 0] = -0.37 * spacing
-    model = keras.Sequential([keras.Input((2, side)), Twice()])
+    x, y = (np.zeros([places, *a.shape], "float32") + a for a in (x, y))
+    x[1:] = y[1:] = 0  # Further places add nothing.
+    x, y = (np.moveaxis(a, 0, 2) for a in (x, y))
+    model = keras.Sequential([keras.Input(x.shape[1:]), Twice()])
     share = moved(
         model, x, y, lambda *rows: clipping.clipped_sum(*rows, clip, count)
     )

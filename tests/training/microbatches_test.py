@@ -88,6 +88,66 @@ def test_large_models_stay_in_the_caches(name):
     assert microbatches.default_size(model, 1) == 2
 
 
+@pytest.mark.parametrize("size", [8, 16, 32])
+def test_long_sequences_are_worked_on_in_small_parts(size):
+    """There is more to do for each weight: a part costs little beside them."""
+    model = LARGE["any length"]()
+    sizes = [
+        microbatches.default_size(model, size, places=places)
+        for places in (1, 64, 128, 256, 512)
+    ]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] == sizes[1] == microbatches.default_size(model, size)
+    rows = [s * microbatches.expected_number(size, s) for s in sizes]
+    assert rows[-1] <= 1.1 * size < rows[0]
+
+
+@pytest.mark.parametrize(
+    "inputs, expected",
+    [
+        ([tf.TensorSpec([7], tf.int32), tf.TensorSpec([9], tf.float32)], 7),
+        ({"a": tf.TensorSpec([5, 9]), "b": tf.TensorSpec([2], tf.int64)}, 5),
+        (tf.TensorSpec([28, 28, 1]), 1),
+        (tf.TensorSpec([None, 4]), 1),
+        (tf.TensorSpec([], tf.int32), 1),
+    ],
+)
+def test_places_of_sequences(inputs, expected):
+    assert microbatches.places_of(inputs) == expected
+
+
+def test_loops_are_run_few_times():
+    model = keras.Sequential([keras.Input((20, 300)), L.LSTM(64)])
+    found = microbatches.default_size(model, 64)
+    assert microbatches.expected_number(64, found) < 1.1
+
+
+@pytest.mark.parametrize("method", ["fit", "train_on_batch"])
+def test_the_data_tell_how_long_sequences_are(method):
+    plain = keras.Sequential(
+        [
+            keras.Input((None,), dtype="int32"),
+            L.Embedding(1000, 200),
+            L.GlobalAveragePooling1D(),
+            L.Dense(2),
+        ]
+    )
+    model = tf_dpsub.make_private(plain)
+    model.compile(
+        tf_dpsub.optimizers.DPSGD(
+            "sgd", noise_multiplier=1.0, l2_norm_clip=1.0, batch_size=16
+        ),
+        "mse",
+    )
+    assert model.microbatch_size == 8
+    arguments = {"verbose": 0} if method == "fit" else {}
+    getattr(model, method)(
+        np.zeros([16, 512], int), np.zeros([16, 2]), **arguments
+    )
+    assert model.microbatch_size == 2
+    assert model.ledger.steps == 1
+
+
 @pytest.mark.parametrize("size", [16, 32, 64, 128, 250, 1000])
 def test_large_models_work_on_few_rows_of_padding(size):
     model = LARGE["weights"]()

@@ -297,6 +297,13 @@ class PoissonBatches:
         """Handles of the variables that `map` reads."""
         return [] if self._map is None else self._map.reads
 
+    @property
+    def row_spec(self) -> dict:
+        """Structures of `tf.TensorSpec` of the parts of a row."""
+        if self._map is not None:
+            return self._map.spec
+        return row_maps.row_spec(self._gather)
+
     def with_inputs(self, x):
         """Returns batches of the same draws, of other inputs.
 

@@ -36,6 +36,7 @@ class RowMap:
         function: as given.
         may_draw: bool, whether two views of a row may differ.
         reads: list of tensors, the handles of the variables that it reads.
+        spec: dict of structures of `tf.TensorSpec`, of a row that it returns.
 
     Raises:
         ValueError: if the function keeps a state, draws without a seed, or
@@ -46,17 +47,14 @@ class RowMap:
         self.function = function
         self._takes_seed = "seed" in inspect.signature(function).parameters
         self.may_draw = self._takes_seed
-        batch = _traced(gather, tf.TensorSpec([None], tf.int64))
-        row = keras.tree.map_structure(
-            lambda t: tf.TensorSpec(t.shape[1:], t.dtype),
-            batch.structured_outputs,
+        traced = _traced(
+            self._map_row, row_spec(gather), tf.TensorSpec([2], tf.int64)
         )
-        traced = _traced(self._map_row, row, tf.TensorSpec([2], tf.int64))
         _check(traced)
         self.reads = _variables_read(traced.graph)
         self._calls_python = effects.calls_python(traced.graph)
         self.may_draw |= self._calls_python
-        self._spec = keras.tree.map_structure(
+        self.spec = keras.tree.map_structure(
             lambda t: tf.TensorSpec(t.shape, t.dtype), traced.structured_outputs
         )
 
@@ -76,7 +74,7 @@ class RowMap:
             gradients.Unproven: if something may be stored.
         """
         first = first or cls(lambda *row: row, gather)
-        _require_public(function_of_inputs, first._spec["x"], may_read)
+        _require_public(function_of_inputs, first.spec["x"], may_read)
 
         def function(*row, **seed):
             x, *targets = keras.utils.unpack_x_y_sample_weight(
@@ -122,7 +120,7 @@ class RowMap:
         return tf.map_fn(
             lambda arguments: self._map_row(*arguments),
             (parts, seeds),
-            fn_output_signature=self._spec,
+            fn_output_signature=self.spec,
         )
 
     def _map_row(self, row, seed):
@@ -187,6 +185,14 @@ def _require_public(function, row, may_read):
         lambda s: tf.TensorSpec([1, *s.shape], s.dtype), row
     )
     vectorized.require_no_effect(seeded, specs, may_read)
+
+
+def row_spec(gather):
+    """Dict of structures of `tf.TensorSpec`, of a row that is gathered."""
+    batch = _traced(gather, tf.TensorSpec([None], tf.int64))
+    return keras.tree.map_structure(
+        lambda t: tf.TensorSpec(t.shape[1:], t.dtype), batch.structured_outputs
+    )
 
 
 def _traced(function, *specs):

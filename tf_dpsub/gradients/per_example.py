@@ -40,11 +40,15 @@ class PerExampleGradients(abc.ABC):
         merged_terms: int, the most terms of a row that `weighted_sum` adds up
             in float32 together with those of other rows; 1 where rows are
             formed before.
+        merged_length: int, of how many clips what is added up of a row in
+            float32 may be long: more than 1 where it is several sums, of uses
+            of a tied weight.
         valid: bool tensor of shape `[batch]`, false where a row is not finite
             or too large to be squared in float32.
     """
 
     merged_terms = 1
+    merged_length = 1
 
     def __init__(self, variables, batch_size):
         self.variables = list(variables)
@@ -74,6 +78,9 @@ class PerExampleGradients(abc.ABC):
 
     def sq_levels(self, variables: list | None = None):
         """Bounds of squared norms of sums of some terms of a row, of any.
+
+        What is added up of a row is no longer than `merged_length` clips if
+        these are no more than `4 * merged_terms` squared clips.
 
         Args:
             variables: list, the variables that count. Defaults to all.

@@ -254,12 +254,22 @@ def matmul_in_parts(
         a.shape[-1 if transpose_a else -2],
         b.shape[-2 if transpose_b else -1],
     )
-    total = tf.foldl(
-        lambda total, pair: total + product(*pair),
-        tuple(_in_parts(x, axis, size) for x, axis in zip((a, b), axes)),
-        tf.zeros([*a.shape[:-2], *sides], tf.float64),
+
+    def product_from(begin, size):
+        return product(
+            *(_slice(x, axis, begin, size) for x, axis in zip((a, b), axes))
+        )
+
+    # Slices copy less than all parts behind one another.
+    whole, rest = divmod(count, size)
+    _, total = tf.while_loop(
+        lambda i, _: i < whole,
+        lambda i, total: (i + 1, total + product_from(i * size, size)),
+        (tf.constant(0), tf.zeros([*a.shape[:-2], *sides], tf.float64)),
         parallel_iterations=1,
     )
+    if rest:
+        total += product_from(count - rest, rest)
     return tf.cast(total, dtype)
 
 
@@ -268,17 +278,11 @@ def _sizes(count, size):
     return sizes + [count % size] if count % size else sizes
 
 
-def _in_parts(x, axis, size):
-    """Parts along an axis, on a new axis in front; the last ends in zeros."""
-    missing = -x.shape[axis] % size
-    if missing:
-        paddings = [[0, 0] for _ in x.shape]
-        paddings[axis][1] = missing
-        x = tf.pad(x, paddings)
-    shape = x.shape.as_list()
-    x = tf.reshape(x, [*shape[:axis], -1, size, *shape[axis + 1 :]])
-    others = [k for k in range(x.shape.rank) if k != axis]
-    return tf.transpose(x, [axis, *others])
+def _slice(x, axis, begin, size):
+    """So many entries along an axis, from a place that may be a tensor."""
+    begins, sizes = [0] * x.shape.rank, x.shape.as_list()
+    begins[axis], sizes[axis] = begin, size
+    return tf.slice(x, begins, sizes)
 
 
 def einsum(equation: str, a, b):

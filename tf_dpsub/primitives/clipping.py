@@ -221,6 +221,8 @@ def sum_factors(
     the row. By the magnitudes of the terms, in whatever order they are added,
     factors hold it to `2 sqrt(t)` clips, and of n rows `2^-23 n t^(3/2)` of the
     clip is left for it, and `2^-20 n` for other rounding of the same rows.
+    Where all terms together may be several clips long, what is left for rows of
+    one clip is left as many times.
 
     Args:
         gradients: `tf_dpsub.gradients.PerExampleGradients`.
@@ -233,8 +235,10 @@ def sum_factors(
     terms = gradients.merged_terms
     room = 0.0
     if terms > 1:
-        each = terms**1.5 * 2.0**-23 + 2.0**-20
+        length = gradients.merged_length
+        each = terms**1.5 * 2.0**-23 + length * 2.0**-20
         room = largest_batch(batch_size) * each
+        room += (length - 1) * _margin(batch_size)
     if batch_size > _LARGEST_FLOAT32_BATCH or room > _LARGEST_ROOM:
         factors = clip_factors(sq_norm_bounds, l2_norm_clip, 1, clipping)
         return tf.cast(factors, tf.float64)
@@ -303,6 +307,11 @@ def weighted_row_sum(factors, rows):
     return tf.linalg.matvec(rows, factors, transpose_a=True)
 
 
+def _margin(batch_size):
+    """Share of the clip that is left for rounding, of rows of one clip."""
+    return _MARGIN * max(_ROWS, largest_draw(batch_size)) / _ROWS
+
+
 def clip_factors(
     sq_norm_bounds,
     l2_norm_clip,
@@ -333,8 +342,7 @@ def clip_factors(
     """
     if not tf.is_tensor(l2_norm_clip) and math.isinf(l2_norm_clip):
         return tf.ones_like(sq_norm_bounds)
-    rows = max(_ROWS, largest_draw(batch_size))
-    share = 1 - _MARGIN * rows / _ROWS - grid.MARGIN - room
+    share = 1 - _margin(batch_size) - grid.MARGIN - room
     clip = l2_norm_clip * share
     factors = clipping.factors(tf.sqrt(sq_norm_bounds), clip)
     # No norm is NaN, as no row is. If one were, all would be lost.

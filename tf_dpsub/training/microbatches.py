@@ -2,6 +2,7 @@
 
 import math
 
+import keras
 import numpy as np
 import tensorflow as tf
 from keras import tree
@@ -13,6 +14,11 @@ from tf_dpsub.primitives.clipping import LARGEST_MICROBATCH
 # on a CPU, a model with more weights and outputs of layers for an example.
 _FEW_NUMBERS = 2**17
 _START_BESIDE_LONG_ROWS = 3
+# Of sequences it is less from so many places on: there is more to do for each
+# weight, and what fewer rows work on stays in the caches.
+_SHORT_SEQUENCE = 64
+# A recurrent layer starts again at each step.
+_START_OF_LOOPS = 9
 # What larger microbatches of such rows work on leaves the caches.
 _MOST_LONG_ROWS = 64
 _START = 128
@@ -22,7 +28,11 @@ _SIZES = (2, 4, 8, *range(16, LARGEST_MICROBATCH + 1, 16))
 
 
 def default_size(
-    model, batch_size: int, replicas: int = 1, views: int = 1
+    model,
+    batch_size: int,
+    replicas: int = 1,
+    views: int = 1,
+    places: int | None = None,
 ) -> int:
     """The microbatch size of those who choose none.
 
@@ -37,6 +47,8 @@ def default_size(
         replicas: int, how many share the batch. Defaults to `1`.
         views: int, how many of each example the model is given. Defaults to
             `1`.
+        places: int, what `places_of` returned of an example. Defaults to
+            `None`, what the model tells of its inputs.
 
     Returns:
         int, two at least: a batch of one has no axis to follow.
@@ -44,7 +56,9 @@ def default_size(
     start, most = _START, LARGEST_MICROBATCH
     is_on_gpu = tf.config.list_logical_devices("GPU")
     if not is_on_gpu and _numbers(model) * views > _FEW_NUMBERS:
-        start, most = _START_BESIDE_LONG_ROWS, _MOST_LONG_ROWS
+        if not _is_recurrent(model):
+            most = _MOST_LONG_ROWS
+        start = _start_beside_long_rows(model, places)
     return min(
         [size for size in _SIZES if size <= max(2, most // views)],
         key=lambda size: (
@@ -52,6 +66,40 @@ def default_size(
             * (size + start / views)
         ),
     )
+
+
+def _is_recurrent(model):
+    return any(
+        isinstance(layer, keras.layers.RNN)
+        for layer in model._flatten_layers(include_self=False)
+    )
+
+
+def _start_beside_long_rows(model, places):
+    """What a microbatch costs beside its rows, in rows that take long."""
+    if _is_recurrent(model):
+        return _START_OF_LOOPS
+    if places is None:
+        inputs = tree.flatten(getattr(model, "inputs", None) or [])
+        places = places_of(
+            [tf.TensorSpec(t.shape[1:], t.dtype) for t in inputs]
+        )
+    return _START_BESIDE_LONG_ROWS * min(1, _SHORT_SEQUENCE / places) ** 1.5
+
+
+def places_of(inputs) -> int:
+    """Length of the longest sequence in an example; 1 if none is known.
+
+    Args:
+        inputs: structure of `tf.TensorSpec`s or tensors of the example.
+    """
+    lengths = [
+        tensor.shape[0] or 1
+        for tensor in tree.flatten(inputs)
+        # Of tokens, or of vectors.
+        if len(tensor.shape) == (1 if tensor.dtype.is_integer else 2)
+    ]
+    return max([1, *lengths])
 
 
 def expected_number(expected_size: float, size: int) -> float:

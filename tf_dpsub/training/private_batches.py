@@ -135,6 +135,7 @@ class PrivateBatches:
         if poisson.largest_rate is not None:
             _check_size(model, poisson)
         steps = steps_per_epoch or poisson.steps_per_epoch
+        model._places = microbatches.places_of(poisson.row_spec["x"])
         dataset = _distributed(model, poisson, views)
         return cls(dataset, poisson, steps, steps, views)
 
@@ -199,6 +200,11 @@ def padded(model, data: tuple, views: int = 1) -> dict:
     Returns:
         dict of structures of tensors, without an axis of views.
     """
+    model._places = microbatches.places_of(
+        tree.map_structure(
+            lambda t: tf.TensorSpec(t.shape[1:], t.dtype), data[0]
+        )
+    )
     size = model.microbatch_size_of(views)
     return given_batches.padded(
         given_batches.named(*data),

@@ -130,6 +130,8 @@ class PrivateModel(
         self.current_run: run.Run | None = None
         self.kept_features: kept_features.KeptFeatures | None = None
         self.training_step: private_step.PrivateStep | None = None
+        # Of the examples last seen: `microbatches.places_of`.
+        self._places: int | None = None
 
     # As the plain model.
 
@@ -444,7 +446,7 @@ class PrivateModel(
         if self.optimizer.microbatch_size is not None:
             # A batch of one has no axis to follow.
             return max(2, self.optimizer.microbatch_size)
-        return self._steps.default_microbatch_size(views)
+        return self._steps.default_microbatch_size(views, self._places)
 
     # What `current_run` has, by its names until version 0.2.
 

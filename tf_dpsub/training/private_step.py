@@ -450,18 +450,23 @@ class StepCache:
     def __init__(self, model, dropped):
         self._model, self._dropped = model, dropped
         self._steps: list[tuple] = []
-        self._sizes: dict[int, int] = {}
+        self._sizes: dict[tuple, int] = {}
 
-    def default_microbatch_size(self, views: int) -> int:
-        """The microbatch size of who chooses none, for so many views."""
-        if views not in self._sizes:
-            self._sizes[views] = microbatches.default_size(
+    def default_microbatch_size(self, views: int, places: int | None) -> int:
+        """The microbatch size of who chooses none: `microbatches.default_size`.
+
+        Args:
+            views, places: as for it.
+        """
+        if (views, places) not in self._sizes:
+            self._sizes[views, places] = microbatches.default_size(
                 self._model.model,
                 self._model.optimizer.batch_size,
                 self._model.distribute_strategy.num_replicas_in_sync,
                 views,
+                places,
             )
-        return self._sizes[views]
+        return self._sizes[views, places]
 
     def of(self, spec, views: int = 1) -> PrivateStep:
         """The step for microbatches of a spec, with so many views."""

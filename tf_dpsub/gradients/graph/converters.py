@@ -121,6 +121,8 @@ def keeping_rows_apart(row_of: Callable, in_range=()) -> Callable:
         other operations.
     """
 
+    # Converted, it would raise errors of another type.
+    @tf.autograph.experimental.do_not_convert
     def checked(row):
         graph = tf.compat.v1.get_default_graph()
         before = len(graph.get_operations())
@@ -147,7 +149,11 @@ def _mixes(kind, op):
 def _keeps_rows_apart(op):
     """Whether one of the operations that are listed keeps rows apart."""
     if op.type in _KNOWN:
-        return _known(op.inputs[_KNOWN[op.type]]) is not None
+        axes = op.inputs[_KNOWN[op.type]]
+        # Those of a gradient are axes of a row.
+        return axes.op.type == "BroadcastGradientArgs" or (
+            _known(axes) is not None
+        )
     if op.type == "SoftmaxCrossEntropyWithLogits":
         # A vector would be added to a matrix of other rows.
         return all(i.shape.rank == 2 for i in op.inputs)
@@ -160,9 +166,9 @@ def _keeps_rows_apart(op):
 
 def _known(tensor):
     """The value of a tensor, or None where a trace does not tell."""
-    value = tf.get_static_value(tensor)
-    if value is None and tensor.dtype != tf.resource:
-        outer = functions.passed(tensor)
-        if outer is not None and outer is not tensor:
-            value = tf.get_static_value(outer)
-    return value
+    for known in (tensor, functions.passed(tensor), functions.origin(tensor)):
+        if known is not None:
+            value = tf.get_static_value(known)
+            if value is not None:
+                return value
+    return None

@@ -36,6 +36,8 @@ from tf_dpsub.gradients.tracing import (
 
 # Squares of magnitudes beyond this might overflow when margins are added.
 _LARGEST_SQUARE = 1e37
+# So many clips long may be what is added up for all uses of tied weights.
+_LENGTH_OF_USES = 2
 
 # Site constructors, and the inputs at which a weight may stand.
 _SITES = {
@@ -454,27 +456,45 @@ class GraphGradients(PerExampleGradients):
         return self._total(self._sq_norms, variables)
 
     def sq_norm_bounds(self, variables=None):
+        return self._bound(self._sq_norms, variables)
+
+    def _bound(self, sq_norms, variables):
         margins = {
             site: (ROUNDING_MARGIN + site.norm_margin) * m
             for site, m in self._magnitudes.items()
         }
         return precision.bound(
-            self.sq_norms(variables) + self._total(margins, variables)
+            self._total(sq_norms, variables) + self._total(margins, variables)
         )
 
     @property
     def merged_terms(self):
         return max([1, *(s.merged_terms for s in self._magnitudes)])
 
+    @property
+    def merged_length(self):
+        is_longer = any(
+            isinstance(site, tied.Tied) and site.merged_terms > 1
+            for site in self._magnitudes
+        )
+        return _LENGTH_OF_USES if is_longer else 1
+
     def sq_levels(self, variables=None):
         most = self.merged_terms
-        levels = {
-            site: (site.merged_terms / most) ** 2 * m
-            if site.merged_terms > 1
-            else tf.zeros_like(m)
-            for site, m in self._magnitudes.items()
+        levels = self._total(
+            {
+                site: site.sq_level(most, m)
+                for site, m in self._magnitudes.items()
+            },
+            variables,
+        )
+        if self.merged_length == 1:
+            return levels
+        lengths = {
+            site: site.sq_length(norm) for site, norm in self._sq_norms.items()
         }
-        return self._total(levels, variables)
+        scale = 4 * most / self.merged_length**2
+        return tf.maximum(levels, scale * self._bound(lengths, variables))
 
     def _total(self, of_sites, variables):
         """Sums over the sites of variables; zero where not valid."""

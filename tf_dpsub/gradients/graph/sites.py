@@ -171,6 +171,26 @@ class Site(abc.ABC):
         """
         return 1
 
+    def sq_level(self, most: int, sq_magnitudes):
+        """The share of a site in `PerExampleGradients.sq_levels`.
+
+        Args:
+            most: int, the most merged terms of any site.
+            sq_magnitudes: what `sq_magnitudes` returned.
+        """
+        if self.merged_terms == 1:
+            return tf.zeros_like(sq_magnitudes)
+        return (self.merged_terms / most) ** 2 * sq_magnitudes
+
+    def sq_length(self, sq_norms):
+        """Squared norms of all that is added up for a row in float32.
+
+        Args:
+            sq_norms: what `sq_norms` returned: they are longer only where a
+                row is a sum of several that are added up apart.
+        """
+        return sq_norms
+
     def nonzero(self):
         """Which rows may not be zero, bool `[batch]`.
 

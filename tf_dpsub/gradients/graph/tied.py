@@ -77,14 +77,16 @@ class Tied(sites.Site):
     def sq_norms(self):
         factors = [_factors(site, view) for site, view in self.uses]
         total = tf.zeros([self.batch_size], tf.float64)
+        self._sq_norms_of_uses = []
         for j, (rows_j, columns_j) in enumerate(factors):
             for k, (rows_k, columns_k) in enumerate(factors[: j + 1]):
                 products = terms.inner(rows_j, rows_k) * terms.inner(
                     columns_j, columns_k
                 )
-                total += (1.0 if j == k else 2.0) * tf.reduce_sum(
-                    products, [1, 2]
-                )
+                product = tf.reduce_sum(products, [1, 2])
+                total += (1.0 if j == k else 2.0) * product
+                if j == k:
+                    self._sq_norms_of_uses.append(tf.cast(product, tf.float32))
         total = tf.cast(total, tf.float32)
         magnitudes = self.sq_magnitudes()
         cancelled = total < sites.CANCELLATION * magnitudes
@@ -92,6 +94,27 @@ class Tied(sites.Site):
             tf.reduce_any(cancelled),
             lambda: tf.where(cancelled, self._sq_norms_one_by_one(), total),
             lambda: total,
+        )
+
+    @property
+    def merged_terms(self):
+        return max(site.merged_terms for site in self._sites)
+
+    def sq_level(self, most, sq_magnitudes):
+        return add_in_order(
+            [site.sq_level(most, site.sq_magnitudes()) for site in self._sites]
+        )
+
+    def sq_length(self, sq_norms):
+        if self.merged_terms == 1:
+            return sq_norms
+        # Where terms of a use cancel, it may come out below zero.
+        return add_in_order(
+            [
+                tf.nn.relu(sq_norm)
+                for site, sq_norm in zip(self._sites, self._sq_norms_of_uses)
+                if site.merged_terms > 1
+            ]
         )
 
     @property
@@ -122,11 +145,14 @@ class Tied(sites.Site):
         )
 
     def weighted_sum(self, c):
-        # Uses may cancel: what one adds up may be much longer than the row.
-        c = tf.cast(c, tf.float64)
-        return tf.add_n(
-            [view.pull_back(site.weighted_sum(c)) for site, view in self.uses]
-        )
+        # Uses may cancel: for those that add up terms in float32, factors hold
+        # what one adds up to a length. Rows that are formed may be longer.
+        sums = []
+        for site, view in self.uses:
+            factors = c if site.merged_terms > 1 else tf.cast(c, tf.float64)
+            total = view.pull_back(site.weighted_sum(factors))
+            sums.append(tf.cast(total, tf.float64))
+        return tf.add_n(sums)
 
 
 def _factors(site, view):
