@@ -118,7 +118,7 @@ def _train(workdir, steps, phase, out, prepare):
     # A background process of a shell ignores it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     steps, phase = _appending(steps), _appending(phase)
-    charge = run.Run._charge
+    charge = run.Run.charge
     on_train_end = run_recorder.RunRecorder.on_train_end
 
     def counted(current_run, count):
@@ -134,7 +134,7 @@ def _train(workdir, steps, phase, out, prepare):
         os.write(phase, b"x")
         training_run.train(_config(), workdir, resume=True)
 
-    run.Run._charge = counted
+    run.Run.charge = counted
     run_recorder.RunRecorder.on_train_end = ended
     if prepare is not None:
         prepare(workdir)
