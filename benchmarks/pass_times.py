@@ -16,6 +16,7 @@ import numpy as np
 
 import tf_dpsub
 from benchmarks import steps
+from tf_dpsub.primitives import clipping
 from tf_dpsub.training import microbatches
 
 
@@ -61,9 +62,14 @@ def measure(name: str, sizes: list, blocks: int) -> dict:
 
 
 def _step(name, size, passes, batch_size):
-    """A function that makes one step of so many full passes."""
+    """A function that makes one step of so many passes.
+
+    They are full, where optimizers of that batch size take so many rows, and
+    else padded, which takes as long.
+    """
     model, x, y = steps.built(name)
-    rows = np.arange(passes * size) % batch_size
+    count = min(passes * size, clipping.largest_batch(batch_size))
+    rows = np.arange(count) % batch_size
     x, y = keras.tree.map_structure(lambda a: a[rows], (x, y))
     private = tf_dpsub.make_private(model)
     private.compile(
