@@ -56,9 +56,11 @@ def default_size(
     start, most = _START, LARGEST_MICROBATCH
     is_on_gpu = tf.config.list_logical_devices("GPU")
     if not is_on_gpu and _numbers(model) * views > _FEW_NUMBERS:
-        if not _is_recurrent(model):
+        if _is_recurrent(model):
+            start = _START_OF_LOOPS
+        else:
+            start = _start_beside_long_rows(model, places)
             most = _MOST_LONG_ROWS
-        start = _start_beside_long_rows(model, places)
     return min(
         [size for size in _SIZES if size <= max(2, most // views)],
         key=lambda size: (
@@ -77,8 +79,6 @@ def _is_recurrent(model):
 
 def _start_beside_long_rows(model, places):
     """What a microbatch costs beside its rows, in rows that take long."""
-    if _is_recurrent(model):
-        return _START_OF_LOOPS
     if places is None:
         inputs = tree.flatten(getattr(model, "inputs", None) or [])
         places = places_of(
