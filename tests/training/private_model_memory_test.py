@@ -1,6 +1,5 @@
 """What a call of `fit` has held, it lets go."""
 
-import gc
 import weakref
 
 import keras
@@ -9,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tf_dpsub
+from tests import garbage
 
 
 class _Source:
@@ -58,5 +58,4 @@ def test_data_are_not_held_after_training(tmp_path, make):
     model.fit(x, y, verbose=0)
     held = weakref.ref(held)
     del x, y
-    gc.collect()
-    assert held() is None
+    assert garbage.ends(held)
