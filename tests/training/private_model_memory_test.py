@@ -1,5 +1,6 @@
 """What a call of `fit` has held, it lets go."""
 
+import gc
 import weakref
 
 import keras
@@ -9,6 +10,7 @@ import tensorflow as tf
 
 import tf_dpsub
 from tests import garbage
+from tf_dpsub.data import row_gathers
 
 
 class _Source:
@@ -59,3 +61,32 @@ def test_data_are_not_held_after_training(tmp_path, make):
     held = weakref.ref(held)
     del x, y
     assert garbage.ends(held)
+
+
+def test_copies_of_arrays_end_with_the_call(monkeypatch):
+    """One for each call would be kept until Python looks for cycles."""
+    copies = []
+    original = row_gathers.ArrayRows.__init__
+
+    def init(self, arrays):
+        original(self, arrays)
+        copies.extend(map(weakref.ref, keras.tree.flatten(self.tensors)))
+
+    monkeypatch.setattr(row_gathers.ArrayRows, "__init__", init)
+    model = tf_dpsub.make_private(
+        keras.Sequential([keras.Input([3]), keras.layers.Dense(1)])
+    )
+    model.compile(
+        tf_dpsub.optimizers.DPSGD(
+            "sgd", l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=4
+        ),
+        loss="mse",
+    )
+    x, y = np.ones([8, 3], np.float32), np.zeros(8, np.float32)
+    gc.disable()
+    try:
+        model.fit(x, y, verbose=0)
+        assert copies
+        assert not any(copy() is not None for copy in copies)
+    finally:
+        gc.enable()

@@ -80,7 +80,7 @@ class PersonBatches(PoissonBatches):
             self._starts = tf.constant(persons.starts)
             self._counts = tf.constant(persons.counts)
 
-    def _drawn_parts(self, indices, key, views):
+    def _drawn_parts(self, gather, indices, key, views):
         key = step_key(*key)
         drawn, rows = tf.size(indices), self.rows_per_step
         counts = tf.gather(self._counts, indices)[:, None]
@@ -95,21 +95,21 @@ class PersonBatches(PoissonBatches):
             tf.gather(self._starts, indices)[:, None]
             + (first + place) % counts,
         )  # [drawn, rows]
-        parts = self._parts_of_rows(tf.reshape(chosen, [-1]), key)
+        parts = self._parts_of_rows(gather, tf.reshape(chosen, [-1]), key)
         if rows == 1:
             return parts
         given = tf.cast(place < counts, tf.float32)
         return with_views(parts, drawn, rows) | {"rows": given}
 
-    def _parts_of_rows(self, rows, key):
+    def _parts_of_rows(self, gather, rows, key):
         if self.holds_arrays:
-            parts = self._gather(rows)
+            parts = gather(rows)
         else:
             # Sources are asked for ascending, distinct numbers.
             distinct, _ = tf.unique(tf.sort(rows))
             places = tf.searchsorted(distinct, rows)
             parts = tf.nest.map_structure(
-                lambda part: tf.gather(part, places), self._gather(distinct)
+                lambda part: tf.gather(part, places), gather(distinct)
             )
         if self._map is not None:
             parts = self._map(parts, rows, key)

@@ -224,9 +224,9 @@ class PoissonBatches:
         self._iterators: dict = collections.defaultdict(itertools.count)
         self._reader = reader
         self._gather = (
-            row_gathers.of_tensors(arrays)
+            row_gathers.ArrayRows(arrays)
             if reader is None
-            else row_gathers.of_reader(reader)
+            else row_gathers.ReaderRows(reader)
         )
         self.assumptions = getattr(x, "assumptions", ())
         if self._rates is not None:
@@ -302,7 +302,7 @@ class PoissonBatches:
         """Structures of `tf.TensorSpec` of the parts of a row."""
         if self._map is not None:
             return self._map.spec
-        return row_maps.row_spec(self._gather)
+        return self._gather.row_spec
 
     def with_inputs(self, x):
         """Returns batches of the same draws, of other inputs.
@@ -562,11 +562,11 @@ class PoissonBatches:
                 f"got {views}."
             )
 
-        def batch(indices, key, step):
+        def batch(gather, indices, key, step):
             drawn = tf.size(indices)
             passes = tf.maximum(1, -(-drawn // capacity))
             padding = passes * capacity - drawn
-            parts = self._drawn_parts(indices, (key[2:], step), views)
+            parts = self._drawn_parts(gather, indices, (key[2:], step), views)
             parts = parts | {"real": tf.ones([drawn])}
             return {
                 name: keras.tree.map_structure(
@@ -575,26 +575,38 @@ class PoissonBatches:
                 for name, part in parts.items()
             }
 
+        draws = self._draws(index, replicas, self._keys(index, replicas, host))
+        if isinstance(self._gather, row_gathers.ArrayRows):
+            tensors = tf.data.Dataset.from_tensors(self._gather.tensors)
+            draws = tf.data.Dataset.zip(tensors.repeat(), draws)
+
+            def mapped(tensors, draw):
+                return batch(row_gathers.ArrayRows.of(tensors), *draw)
+        else:
+
+            def mapped(*draw):
+                return batch(self._gather, *draw)
+
         if not self.has_map:
             # Control flow of a user's `map` is converted.
-            batch = tf.autograph.experimental.do_not_convert(batch)
+            mapped = tf.autograph.experimental.do_not_convert(mapped)
         infinite = tf.data.experimental.assert_cardinality(
             tf.data.INFINITE_CARDINALITY
         )
         # Those of several threads come in the order of their steps, too.
         threads = self._read_ahead if self._read_ahead > 1 else None
-        draws = self._draws(index, replicas, self._keys(index, replicas, host))
-        batches = draws.map(batch, num_parallel_calls=threads)
+        batches = draws.map(mapped, num_parallel_calls=threads)
         # Nothing is left to tune, and an iterator whose thread for that sleeps
         # takes seconds to end.
         options = tf.data.Options()
         options.autotune.enabled = False
         return batches.apply(infinite).prefetch(2).with_options(options)
 
-    def _drawn_parts(self, indices, key, views):
+    def _drawn_parts(self, gather, indices, key, views):
         """The parts of the drawn examples.
 
         Args:
+            gather: function of numbers of rows that gives these.
             indices: int64 tensor `[drawn]`, numbers of examples.
             key: pair of tensors, from which all random numbers follow.
             views: int, as for `dataset`.
@@ -602,7 +614,7 @@ class PoissonBatches:
         Returns:
             dict of structures of tensors `[drawn, ...]`.
         """
-        parts = self._gather(indices)
+        parts = gather(indices)
         if self._map is not None:
             parts = self._map(parts, indices, step_key(*key), views)
         if views > 1 and self._views_given is None:

@@ -161,92 +161,114 @@ def require_unchanged(source, rows: int):
         )
 
 
-def of_tensors(arrays):
+class ArrayRows:
     """Function of numbers of examples that gives their rows of arrays.
+
+    It takes an int64 tensor `[drawn]`, and returns the structure of the arrays,
+    of tensors `[drawn, ...]`.
 
     Args:
         arrays: structure of arrays `[examples, ...]`, which are copied.
 
-    Returns:
-        Function of an int64 tensor `[drawn]`, which returns that structure of
-        tensors `[drawn, ...]`.
+    Attributes:
+        tensors: structure of tensors, these copies. A function of a dataset
+            that captures them keeps them until Python looks for cycles: it
+            takes them as an element, for `of`.
+        row_spec: structure of `tf.TensorSpec`, of a row.
     """
-    # On the host: the data set need not fit into an accelerator's memory.
-    with tf.device("CPU"):
-        tensors = keras.tree.map_structure(tf.convert_to_tensor, arrays)
-    return lambda indices: keras.tree.map_structure(
-        lambda tensor: tf.gather(tensor, indices), tensors
-    )
+
+    def __init__(self, arrays):
+        # On the host: the data set need not fit into an accelerator's memory.
+        with tf.device("CPU"):
+            self.tensors = keras.tree.map_structure(
+                tf.convert_to_tensor, arrays
+            )
+        self.row_spec = keras.tree.map_structure(
+            lambda tensor: tf.TensorSpec(tensor.shape[1:], tensor.dtype),
+            self.tensors,
+        )
+
+    def __call__(self, indices):
+        return self.of(self.tensors)(indices)
+
+    @staticmethod
+    def of(tensors):
+        """Such a function, of tensors."""
+        return lambda indices: keras.tree.map_structure(
+            lambda tensor: tf.gather(tensor, indices), tensors
+        )
 
 
-def of_reader(read):
-    """As `of_tensors`, of rows that a function of Python reads.
+class ReaderRows:
+    """As `ArrayRows`, of rows that a function of Python reads.
 
     Args:
         read: function of an int64 array `[drawn]` that returns a structure of
             arrays `[drawn, ...]`.
 
-    Returns:
-        As `of_tensors`.
+    Attributes:
+        row_spec: as of `ArrayRows`.
 
     Raises:
         ValueError: if it does not return one row for each index.
     """
-    first = keras.tree.map_structure(np.asarray, read(np.zeros([1], np.int64)))
-    row_specs = [_row_spec(rows) for rows in keras.tree.flatten(first)]
 
-    def read_leaves(indices):
+    def __init__(self, read):
+        self._read = read
+        first = read(np.zeros([1], np.int64))
+        self.row_spec = keras.tree.map_structure(
+            lambda rows: _spec_of_row(np.asarray(rows)), first
+        )
+        self._specs = keras.tree.flatten(self.row_spec)
+
+    def __call__(self, indices):
+        leaves = tf.numpy_function(
+            _held_weakly(self._read_leaves),
+            [indices],
+            [spec.dtype for spec in self._specs],
+        )
+        for leaf, spec in zip(leaves, self._specs, strict=True):
+            leaf.set_shape([None, *spec.shape])
+        return keras.tree.pack_sequence_as(self.row_spec, leaves)
+
+    def _read_leaves(self, indices):
         if len(indices) == 0:
             return [
-                np.zeros((0, *shape), dtype.as_numpy_dtype)
-                for shape, dtype in row_specs
+                np.zeros((0, *spec.shape), spec.dtype.as_numpy_dtype)
+                for spec in self._specs
             ]
         leaves = [
-            np.asarray(rows) for rows in keras.tree.flatten(read(indices))
+            np.asarray(rows) for rows in keras.tree.flatten(self._read(indices))
         ]
-        shapes = [(rows.shape, tf.as_dtype(rows.dtype)) for rows in leaves]
-        if any(shape[:1] != (len(indices),) for shape, _ in shapes):
+        if any(rows.shape[:1] != (len(indices),) for rows in leaves):
             raise ValueError(
                 "Expected a row for each index, as for the first one, got "
                 "another number of rows from the source."
             )
         # How many were drawn is private.
-        shapes = [(shape[1:], dtype) for shape, dtype in shapes]
-        if shapes != row_specs:
+        specs = [tf.TensorSpec(r.shape[1:], r.dtype) for r in leaves]
+        if specs != self._specs:
             raise ValueError(
-                f"Expected rows {row_specs} (shape, dtype), got {shapes} from "
-                "the source. Every example must have the shapes and dtypes of "
-                "the first one."
+                f"Expected rows {self._specs}, got {specs} from the source. "
+                "Every example must have the shapes and dtypes of the first "
+                "one."
             )
         return leaves
 
-    def gather(indices):
-        leaves = tf.numpy_function(
-            _held_weakly(read_leaves),
-            [indices],
-            [dtype for _, dtype in row_specs],
-        )
-        for leaf, (shape, _) in zip(leaves, row_specs, strict=True):
-            leaf.set_shape([None, *shape])
-        return keras.tree.pack_sequence_as(first, leaves)
 
-    return gather
+def _held_weakly(method):
+    """Wraps a method for TensorFlow, which keeps the wrapper forever.
 
-
-def _held_weakly(function):
-    """Wraps a function for TensorFlow, which keeps the wrapper forever.
-
-    The dataset holds the function itself, with all data, as long as it is
-    needed.
+    The dataset holds the object itself, with all data, as long as it is needed.
     """
-    reference = weakref.ref(function)
+    reference = weakref.WeakMethod(method)
     return lambda *arguments: reference()(*arguments)
 
 
-def _row_spec(rows):
+def _spec_of_row(rows):
     if rows.shape[:1] != (1,):
         raise ValueError(
             "Expected the source to return arrays with one row for each "
             f"index, got shape {rows.shape} for one index."
         )
-    return rows.shape[1:], tf.as_dtype(rows.dtype)
+    return tf.TensorSpec(rows.shape[1:], rows.dtype)

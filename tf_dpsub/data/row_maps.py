@@ -29,8 +29,7 @@ class RowMap:
         function: function of the tensors of one row, `x`, `(x, y)` or `(x, y,
             sample_weight)`, which returns as many or other ones. It may have
             an argument `seed`, int64 of shape `[2]`.
-        gather: function of int64 indices `[rows]`, gives a dict of structures
-            of tensors `[rows, ...]`.
+        gather: `row_gathers.ArrayRows` or `ReaderRows` of a dict of parts.
 
     Attributes:
         function: as given.
@@ -48,7 +47,7 @@ class RowMap:
         self._takes_seed = "seed" in inspect.signature(function).parameters
         self.may_draw = self._takes_seed
         traced = _traced(
-            self._map_row, row_spec(gather), tf.TensorSpec([2], tf.int64)
+            self._map_row, gather.row_spec, tf.TensorSpec([2], tf.int64)
         )
         _check(traced)
         self.reads = _variables_read(traced.graph)
@@ -185,14 +184,6 @@ def _require_public(function, row, may_read):
         lambda s: tf.TensorSpec([1, *s.shape], s.dtype), row
     )
     vectorized.require_no_effect(seeded, specs, may_read)
-
-
-def row_spec(gather):
-    """Dict of structures of `tf.TensorSpec`, of a row that is gathered."""
-    batch = _traced(gather, tf.TensorSpec([None], tf.int64))
-    return keras.tree.map_structure(
-        lambda t: tf.TensorSpec(t.shape[1:], t.dtype), batch.structured_outputs
-    )
 
 
 def _traced(function, *specs):
