@@ -241,26 +241,24 @@ def matmul_in_parts(
         return tf.cast(part, tf.float64)
 
     size = -(-count // number)
-    if number <= _MOST_PARTS:
-        pairs = zip(
-            *(
-                tf.split(x, _sizes(count, size), axis)
-                for x, axis in zip((a, b), axes)
-            )
-        )
-        total = functools.reduce(tf.add, (product(*pair) for pair in pairs))
-        return tf.cast(total, dtype)
-    sides = (
-        a.shape[-1 if transpose_a else -2],
-        b.shape[-2 if transpose_b else -1],
-    )
 
+    # Slices take two thirds of the time of `tf.split` and of its parts.
     def product_from(begin, size):
         return product(
             *(_slice(x, axis, begin, size) for x, axis in zip((a, b), axes))
         )
 
-    # Slices copy less than all parts behind one another.
+    if number <= _MOST_PARTS:
+        parts = (
+            product_from(begin, min(size, count - begin))
+            for begin in range(0, count, size)
+        )
+        return tf.cast(functools.reduce(tf.add, parts), dtype)
+    sides = (
+        a.shape[-1 if transpose_a else -2],
+        b.shape[-2 if transpose_b else -1],
+    )
+    # One at a time: all parts behind one another would be a copy.
     whole, rest = divmod(count, size)
     _, total = tf.while_loop(
         lambda i, _: i < whole,
@@ -273,14 +271,10 @@ def matmul_in_parts(
     return tf.cast(total, dtype)
 
 
-def _sizes(count, size):
-    sizes = [size] * (count // size)
-    return sizes + [count % size] if count % size else sizes
-
-
 def _slice(x, axis, begin, size):
     """So many entries along an axis, from a place that may be a tensor."""
-    begins, sizes = [0] * x.shape.rank, x.shape.as_list()
+    begins = [0] * x.shape.rank
+    sizes = [-1 if d is None else d for d in x.shape]
     begins[axis], sizes[axis] = begin, size
     return tf.slice(x, begins, sizes)
 

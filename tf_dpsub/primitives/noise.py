@@ -191,18 +191,25 @@ def _noisy_in_pieces(noise, key, vector, dtype):
     if pieces < _MANY_PIECES:
         size = -(-count // (pieces * PIECES_MULTIPLE)) * PIECES_MULTIPLE
     keys = tf.random.experimental.stateless_split(key, pieces)
-    if pieces * size > count:
-        vector = tf.pad(vector, [[0, pieces * size - count]])
     if pieces < _MANY_PIECES:
+        vector = tf.pad(vector, [[0, pieces * size - count]])
         numbers = [_compiled_numbers(noise, size)(k) for k in tf.unstack(keys)]
         results = _compiled_sum(noise, dtype)(vector, tf.concat(numbers, 0))
-    else:
-        drawn = _compiled(noise, size, dtype)
-        results = tf.map_fn(
-            lambda piece: drawn(*piece),
-            (keys, tf.reshape(vector, [pieces, size])),
-            fn_output_signature=tf.TensorSpec([size], dtype),
-        )
+        return results[:count]
+    drawn = _compiled(noise, size, dtype)
+
+    def piece(k):
+        # One at a time is copied, not all of a long vector.
+        numbers = vector[k * size : (k + 1) * size]
+        missing = size - tf.size(numbers)
+        padded = tf.pad(numbers, [[0, missing]])
+        return drawn(keys[k], tf.ensure_shape(padded, [size]))
+
+    results = tf.map_fn(
+        piece,
+        tf.range(pieces),
+        fn_output_signature=tf.TensorSpec([size], dtype),
+    )
     return tf.reshape(results, [-1])[:count]
 
 
