@@ -575,18 +575,18 @@ class PoissonBatches:
                 for name, part in parts.items()
             }
 
+        def from_reader(*draw):
+            return batch(self._gather, *draw)
+
+        def from_arrays(tensors, draw):
+            return batch(row_gathers.ArrayRows.of(tensors), *draw)
+
         draws = self._draws(index, replicas, self._keys(index, replicas, host))
+        mapped: Callable = from_reader
         if isinstance(self._gather, row_gathers.ArrayRows):
             tensors = tf.data.Dataset.from_tensors(self._gather.tensors)
             draws = tf.data.Dataset.zip(tensors.repeat(), draws)
-
-            def mapped(tensors, draw):
-                return batch(row_gathers.ArrayRows.of(tensors), *draw)
-        else:
-
-            def mapped(*draw):
-                return batch(self._gather, *draw)
-
+            mapped = from_arrays
         if not self.has_map:
             # Control flow of a user's `map` is converted.
             mapped = tf.autograph.experimental.do_not_convert(mapped)
