@@ -175,6 +175,70 @@ def test_uses_of_a_weight_that_cancel(is_apart, places, monkeypatch):
     assert share > 1.01 if is_apart else 0.99 < share <= 1
 
 
+class Often(keras.layers.Layer):
+    """Sums `x_u W^T` over uses u, each by a transpose of its own."""
+
+    def build(self, shape):
+        self.matrix = self.add_weight(shape=(shape[-1], shape[-1]))
+
+    def call(self, x):
+        ops = keras.ops
+        products = [
+            ops.matmul(x[:, use], ops.transpose(self.matrix))
+            for use in range(x.shape[1])
+        ]
+        return ops.stack(products, 1)
+
+
+@pytest.mark.parametrize("is_of_squares", [False, True])
+def test_many_uses_of_a_weight_that_round_alike(is_of_squares, monkeypatch):
+    """All uses round the same coordinates: their lengths add up.
+
+    Uses cancel in pairs, and half of the rows bring each sum to a power of two.
+    The first row carries all of them across it, from where on the other half is
+    lost, or is not. Squares of lengths that add up allow for 2 clips alone.
+    """
+    monkeypatch.setattr(precision, "bilinear", tensor_cores.one_after_another)
+    monkeypatch.setattr(sites, "KEPT_ROWS", 0)
+    tensor_cores.merge_terms(monkeypatch)
+    uses, count, batch_size, side, places = 8, 256, 177, 16, 2
+    if is_of_squares:
+        monkeypatch.setattr(graph_gradients.GraphGradients, "merged_length", 2)
+        monkeypatch.setattr(
+            tied.Tied,
+            "sq_length",
+            lambda self, sq_norms: tf.add_n(self._sq_norms_of_uses),
+        )
+        monkeypatch.setattr(
+            tied.Tied,
+            "sq_level",
+            lambda self, most, _: tf.add_n(
+                [s.sq_level(most, s.sq_magnitudes()) for s in self._sites]
+            ),
+        )
+    half = (count - 1) // 2
+    # All uses of a row together are 1.95 clips long, as squares add up.
+    clip = side * uses**0.5 / half / 1.95
+    first = 0.99 * clip / side / uses
+    signs = np.resize([1.0, -1.0], uses)
+    x = np.ones([count, uses, places, side], "float32")
+    y = np.zeros_like(x)
+    y[0] = 10 * clip / side / uses / places
+    # Just below the power where the sign is that of the first row, or above.
+    level = (1 - signs * first / 2) / half / places
+    y[1 : 1 + half] = (signs * level)[:, None, None]
+    y[1 + half :] = (-signs * 0.499 * _ULP)[:, None, None]
+    model = keras.Sequential([keras.Input(x.shape[1:]), Often()])
+    share = moved(
+        model,
+        x,
+        y,
+        lambda *rows: clipping.clipped_sum(*rows, clip, batch_size),
+    )
+    share /= clip
+    assert share > 1.003 if is_of_squares else 0.98 < share <= 1
+
+
 @pytest.mark.parametrize("is_long", [False, True])
 def test_coordinates_of_long_rows(is_long, monkeypatch):
     """Each addition rounds a coordinate up: the residual seems too short."""

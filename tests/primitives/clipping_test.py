@@ -1,11 +1,17 @@
 """A factor never leaves more than the clip, whatever the bound."""
 
 import math
+import types
 
 import numpy as np
 import pytest
 
-from tf_dpsub.primitives.clipping import Clipping, clip_factors
+from tf_dpsub.primitives.clipping import (
+    FLAT,
+    Clipping,
+    clip_factors,
+    sum_factors,
+)
 
 TINY = np.finfo("float32").tiny
 BOUNDS = np.concatenate(
@@ -33,6 +39,18 @@ def test_clips_no_more_than_the_margin_needs(clip):
     expected = np.minimum(1.0, clip * (1 - 1.25 * 2.0**-10) / norms)
     np.testing.assert_allclose(factors, expected, rtol=1e-6)
     assert (factors[norms < 0.99 * clip] == 1.0).all()
+
+
+def test_parts_that_are_added_up_apart_round_by_their_lengths():
+    rows = types.SimpleNamespace(merged_terms=1, merged_length=1)
+    whole, parts = (
+        sum_factors(rows, np.array([4.0], "f"), 1.0, 128, FLAT, parts=n)
+        for n in (1, 2)
+    )
+    margin = 2.0**-10 * (128 + 6 * 128**0.5) / 128
+    np.testing.assert_allclose(
+        2 * (whole - parts), (2**0.5 - 1) * margin, rtol=1e-3
+    )
 
 
 def test_row_of_norm_zero_is_kept_finite():

@@ -190,6 +190,7 @@ class GEP(SubspaceOptimizer):
                 self.residual_norm_clip,
                 self.batch_size,
                 self.clipping_rule,
+                parts=residuals.parts,
             )
         else:
             factors = self._residual_factors(sq_norms)

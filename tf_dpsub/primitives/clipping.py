@@ -212,6 +212,7 @@ def sum_factors(
     batch_size: int,
     clipping: Clipping,
     variables: list | None = None,
+    parts: int = 1,
 ):
     """Factors for sums in float32, or in float64 where rounding is too much.
 
@@ -222,23 +223,25 @@ def sum_factors(
     factors hold it to `2 sqrt(t)` clips, and of n rows `2^-23 n t^(3/2)` of the
     clip is left for it, and `2^-20 n` for other rounding of the same rows.
     Where all terms together may be several clips long, what is left for rows of
-    one clip is left as many times.
+    one clip is left as many times. Parts of a row that are orthogonal and added
+    up apart, in sums of the same numbers, are so `sqrt(parts)` times as long
+    together, in their lengths, by which they round.
 
     Args:
         gradients: `tf_dpsub.gradients.PerExampleGradients`.
         sq_norm_bounds, l2_norm_clip: as for `clip_factors`.
         batch_size, clipping, variables: as for `clipped_sum`.
+        parts: int, of how many such parts rows are. Defaults to `1`.
 
     Returns:
         Tensor of shape `[batch]`: float32, or float64 for sums in float64.
     """
     terms = gradients.merged_terms
-    room = 0.0
+    length = parts**0.5 * gradients.merged_length
+    room = (length - 1) * _margin(batch_size)
     if terms > 1:
-        length = gradients.merged_length
-        each = terms**1.5 * 2.0**-23 + length * 2.0**-20
-        room = largest_batch(batch_size) * each
-        room += (length - 1) * _margin(batch_size)
+        each = parts**0.5 * terms**1.5 * 2.0**-23 + length * 2.0**-20
+        room += largest_batch(batch_size) * each
     if batch_size > _LARGEST_FLOAT32_BATCH or room > _LARGEST_ROOM:
         factors = clip_factors(sq_norm_bounds, l2_norm_clip, 1, clipping)
         return tf.cast(factors, tf.float64)

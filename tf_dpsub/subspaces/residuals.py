@@ -79,11 +79,14 @@ class KroneckerResiduals:
 
     Attributes:
         adds_in_float32: bool, as of `Residuals`.
+        parts: int, of how many orthogonal parts, each a sum in float32,
+            residuals are.
         sq_margins: float32 tensor of shape `[batch]`, what squared norms of
             residuals have to grow by.
     """
 
     adds_in_float32 = True
+    parts = 2
 
     def __init__(self, gradients, coordinates, kernels, matrices, is_other):
         variables = gradients.variables

@@ -473,11 +473,16 @@ class GraphGradients(PerExampleGradients):
 
     @property
     def merged_length(self):
-        is_longer = any(
-            isinstance(site, tied.Tied) and site.merged_terms > 1
-            for site in self._magnitudes
+        most = max(
+            (
+                site.merged_uses
+                for site in self._magnitudes
+                if isinstance(site, tied.Tied)
+            ),
+            default=0,
         )
-        return _LENGTH_OF_USES if is_longer else 1
+        # Of so many that have nothing to do with each other, the length.
+        return max(_LENGTH_OF_USES, most**0.5) if most else 1
 
     def sq_levels(self, variables=None):
         most = self.merged_terms

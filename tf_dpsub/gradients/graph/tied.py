@@ -5,6 +5,7 @@ import tensorflow as tf
 from tf_dpsub.gradients import precision
 from tf_dpsub.gradients.graph import sites, terms
 from tf_dpsub.gradients.graph.constants import static_shape
+from tf_dpsub.gradients.per_example import ROUNDING_MARGIN
 from tf_dpsub.gradients.rows import add_in_order
 
 # Operations of a view that keep the order of all numbers.
@@ -100,22 +101,31 @@ class Tied(sites.Site):
     def merged_terms(self):
         return max(site.merged_terms for site in self._sites)
 
+    @property
+    def merged_uses(self) -> int:
+        """Number of uses that add up terms with those of other rows."""
+        return sum(site.merged_terms > 1 for site in self._sites)
+
+    # All uses round the same coordinates: lengths add up, not their squares.
+
     def sq_level(self, most, sq_magnitudes):
-        return add_in_order(
-            [site.sq_level(most, site.sq_magnitudes()) for site in self._sites]
-        )
+        levels = [
+            tf.sqrt(site.sq_level(most, site.sq_magnitudes()))
+            for site in self._sites
+        ]
+        return tf.square(add_in_order(levels))
 
     def sq_length(self, sq_norms):
-        if self.merged_terms == 1:
+        if self.merged_uses == 0:
             return sq_norms
-        # Where terms of a use cancel, it may come out below zero.
-        return add_in_order(
-            [
-                tf.nn.relu(sq_norm)
-                for site, sq_norm in zip(self._sites, self._sq_norms_of_uses)
-                if site.merged_terms > 1
-            ]
-        )
+        margin = ROUNDING_MARGIN + self.norm_margin
+        lengths = [
+            # Where terms of a use cancel, it may come out below zero.
+            tf.sqrt(tf.nn.relu(sq_norm) + margin * site.sq_magnitudes())
+            for site, sq_norm in zip(self._sites, self._sq_norms_of_uses)
+            if site.merged_terms > 1
+        ]
+        return tf.square(add_in_order(lengths))
 
     @property
     def longest_sum(self):
