@@ -45,8 +45,7 @@ def _source(folder):
     )
 
 
-@pytest.mark.parametrize("make", [_tensors, _memory_map, _source])
-def test_data_are_not_held_after_training(tmp_path, make):
+def _model():
     model = tf_dpsub.make_private(
         keras.Sequential([keras.Input([3]), keras.layers.Dense(1)])
     )
@@ -56,6 +55,12 @@ def test_data_are_not_held_after_training(tmp_path, make):
         ),
         loss="mse",
     )
+    return model
+
+
+@pytest.mark.parametrize("make", [_tensors, _memory_map, _source])
+def test_data_are_not_held_after_training(tmp_path, make):
+    model = _model()
     held, (x, y) = make(tmp_path)
     model.fit(x, y, verbose=0)
     held = weakref.ref(held)
@@ -73,15 +78,7 @@ def test_copies_of_arrays_end_with_the_call(monkeypatch):
         copies.extend(map(weakref.ref, keras.tree.flatten(self.tensors)))
 
     monkeypatch.setattr(row_gathers.ArrayRows, "__init__", init)
-    model = tf_dpsub.make_private(
-        keras.Sequential([keras.Input([3]), keras.layers.Dense(1)])
-    )
-    model.compile(
-        tf_dpsub.optimizers.DPSGD(
-            "sgd", l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=4
-        ),
-        loss="mse",
-    )
+    model = _model()
     x, y = np.ones([8, 3], np.float32), np.zeros(8, np.float32)
     gc.disable()
     try:
