@@ -40,9 +40,9 @@ class PerExampleGradients(abc.ABC):
         merged_terms: int, the most terms of a row that `weighted_sum` adds up
             in float32 together with those of other rows; 1 where rows are
             formed before.
-        merged_length: int, of how many clips what is added up of a row in
+        merged_length: float, of how many clips what is added up of a row in
             float32 may be long: more than 1 where it is several sums, of uses
-            of a tied weight.
+            of a tied weight, whose lengths add up.
         valid: bool tensor of shape `[batch]`, false where a row is not finite
             or too large to be squared in float32.
     """

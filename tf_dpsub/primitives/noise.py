@@ -207,7 +207,7 @@ def _noisy_in_pieces(noise, key, vector, dtype):
 
     results = tf.map_fn(
         piece,
-        tf.range(pieces),
+        tf.range(pieces, dtype=tf.int64),
         fn_output_signature=tf.TensorSpec([size], dtype),
     )
     return tf.reshape(results, [-1])[:count]
